@@ -9,12 +9,14 @@
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can
 //!   enter or replace one.
 //! - [`remove_tree`] removes a directory of any depth.
+//! - [`DiskUsage`] measures directories of any content.
 //! - [`listen`] binds a socket that no other user can connect to at any time.
 
 mod directory;
 mod regular;
 mod remove;
 mod socket;
+mod usage;
 
 pub use directory::{own_directory, private_directory};
 pub use regular::{
@@ -23,3 +25,4 @@ pub use regular::{
 };
 pub use remove::{remove_locked_tree, remove_tree};
 pub use socket::listen;
+pub use usage::{DiskUsage, Unmeasured};

@@ -37,7 +37,8 @@ pub struct PolicyRule {
 
 /// Limits of the processes that a job's author has written. The default has no limits.
 ///
-/// The kernel enforces them. A job does not start on a machine whose kernel cannot enforce them.
+/// The kernel enforces them, except that of the disk space, which the agent measures. A job does not start on a machine whose kernel cannot
+/// enforce them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepLimits {
@@ -49,6 +50,8 @@ pub struct StepLimits {
     pub memory_bytes: Option<u64>,
     /// Maximum size of each file that a process writes. `None` means no limit.
     pub file_bytes: Option<u64>,
+    /// Disk space in bytes that the job's directory and its temporary directory may hold together. `None` means no limit.
+    pub disk_bytes: Option<u64>,
 }
 
 impl StepLimits {
@@ -63,6 +66,7 @@ impl StepLimits {
             cpu_milli: lower(self.cpu_milli, other.cpu_milli),
             memory_bytes: lower(self.memory_bytes, other.memory_bytes),
             file_bytes: lower(self.file_bytes, other.file_bytes),
+            disk_bytes: lower(self.disk_bytes, other.disk_bytes),
         }
     }
 
@@ -255,7 +259,7 @@ mod tests {
         assert_eq!(found("./other"), Some((1, &limits)));
         assert_eq!(found("dist://script"), None, "a step that is denied has no limits");
         let other = StepLimits { file_bytes: Some(5), memory_bytes: Some(3), ..StepLimits::default() };
-        let both = StepLimits { no_network: true, file_bytes: Some(5), memory_bytes: Some(3), cpu_milli: None };
+        let both = StepLimits { no_network: true, file_bytes: Some(5), memory_bytes: Some(3), ..limits.clone() };
         assert_eq!((limits.and(&other), other.and(&limits)), (both.clone(), both));
     }
 

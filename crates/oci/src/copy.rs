@@ -1,16 +1,19 @@
 //! Copies an index or an image, with everything that it refers to, from one repository to another. Digests do not change.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use url::Url;
 
+use crate::blob::Blob;
 use crate::body::read_body;
 use crate::client::{MAX_DOCUMENT_BYTES, Registry, accept, verify};
-use crate::digest::Digest;
+use crate::digest::{Digest, DigestError};
 use crate::error::{RegistryError, ResponseError};
 use crate::manifest::{Descriptor, INDEX_TYPES, MANIFEST_TYPES};
 use crate::publish::Document;
 
-/// Maximum size of a blob in bytes. It is in memory while it is copied.
+/// Maximum size of a blob in bytes.
 const MAX_BLOB_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// References of an index or of an image.
@@ -44,6 +47,20 @@ pub async fn copy(from: &Registry, reference: &str, to: &Registry, tags: &[&str]
     Ok(Digest::of(&document.bytes))
 }
 
+impl Registry {
+    /// Returns the digest of the index or the image to which a tag points. `None` means that the tag does not exist.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub async fn digest_of(&self, tag: &str) -> Result<Option<Digest>, RegistryError> {
+        match fetch(self, tag).await {
+            Ok((document, ..)) => Ok(Some(Digest::of(&document.bytes))),
+            Err(RegistryError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// Fetches a document with its unchanged bytes.
 async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References, Url), RegistryError> {
     let url = from.url(&["manifests", reference])?;
@@ -75,8 +92,9 @@ async fn copy_blobs(from: &Registry, references: &References, to: &Registry) -> 
             tempfile::tempdir().map_err(|source| RegistryError::File { path: std::env::temp_dir(), source })?;
         let path = directory.path().join("blob");
         from.download(blob, &path).await?;
-        let content = tokio::fs::read(&path).await.map_err(|source| RegistryError::File { path, source })?;
-        to.push_blob(content).await?;
+        let file = tokio::fs::File::open(&path).await.map_err(|source| RegistryError::File { path, source })?;
+        let digest: Digest = blob.digest.parse().map_err(|error: DigestError| RegistryError::invalid("", error))?;
+        to.push_blob(&Blob::in_file(Arc::new(file.into_std().await), 0, blob.size, digest)).await?;
     }
     Ok(())
 }

@@ -1,13 +1,18 @@
 //! File with one index and everything that it refers to: an OCI image layout in a tar archive. The version is the name of the index.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use tar::{Archive, Builder, EntryType, Header};
 
-use crate::digest::Digest;
+use crate::blob::Blob;
+use crate::client::MAX_DOCUMENT_BYTES;
+use crate::digest::{Digest, feed};
 use crate::manifest::Descriptor;
 use crate::publish::{BuiltIndex, Document};
 
@@ -15,7 +20,7 @@ const VERSION: &str = "org.opencontainers.image.ref.name";
 const LAYOUT_FILE: &str = "oci-layout";
 const INDEX_FILE: &str = "index.json";
 const BLOBS: &str = "blobs/sha256/";
-/// Maximum size of all files in bytes. They are in memory.
+/// Maximum size of all files in bytes.
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 /// Maximum number of files.
 const MAX_FILES: usize = 10_000;
@@ -44,6 +49,9 @@ pub enum LayoutError {
     /// The archive does not contain exactly one index with a version.
     #[error("the archive must contain one index with the annotation `{VERSION}`")]
     NoIndex,
+    /// A document is too large.
+    #[error("the file {0} has more than {limit} bytes, the limit for an index or a manifest", limit = MAX_DOCUMENT_BYTES)]
+    LargeDocument(String),
     /// The archive is too large.
     #[error("the archive has more than {MAX_FILES} files or {} MiB", MAX_BYTES / 1024 / 1024)]
     TooLarge,
@@ -73,39 +81,44 @@ pub fn write_layout(to: impl Write, built: &BuiltIndex, version: &str) -> io::Re
             "annotations": {VERSION: version},
         }],
     });
-    let documents = built.manifests.iter().chain([&built.index]).map(|document| &document.bytes);
+    let documents = built.manifests.iter().chain([&built.index]).map(|document| Blob::from(document.bytes.clone()));
     // Images can share layers.
-    let blobs: BTreeMap<String, &Vec<u8>> =
-        built.blobs.iter().chain(documents).map(|blob| (blob_name(&Digest::of(blob).to_string()), blob)).collect();
+    let blobs: BTreeMap<String, Blob> = built
+        .blobs
+        .iter()
+        .cloned()
+        .chain(documents)
+        .map(|blob| (blob_name(&blob.digest().to_string()), blob))
+        .collect();
     let mut archive = Builder::new(to);
-    add(&mut archive, LAYOUT_FILE, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    add(&mut archive, INDEX_FILE, index.to_string().as_bytes())?;
+    add(&mut archive, LAYOUT_FILE, &br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec().into())?;
+    add(&mut archive, INDEX_FILE, &index.to_string().into_bytes().into())?;
     for (name, blob) in blobs {
-        add(&mut archive, &name, blob)?;
+        add(&mut archive, &name, &blob)?;
     }
     archive.into_inner()?.flush()
 }
 
-fn add(archive: &mut Builder<impl Write>, name: &str, content: &[u8]) -> io::Result<()> {
+fn add(archive: &mut Builder<impl Write>, name: &str, content: &Blob) -> io::Result<()> {
     let mut header = Header::new_gnu();
     header.set_mode(0o644);
     header.set_mtime(0);
-    header.set_size(content.len() as u64);
-    archive.append_data(&mut header, name, content)
+    header.set_size(content.size());
+    archive.append_data(&mut header, name, content.reader())
 }
 
 fn blob_name(digest: &str) -> String {
     format!("{BLOBS}{}", digest.strip_prefix("sha256:").unwrap_or(digest))
 }
 
-/// Reads an index and its version. Every file is verified against its digest.
+/// Reads an index and its version from a file. Every file in it is verified against its digest. The layers stay in the file. Blocks.
 ///
 /// # Errors
 /// [`LayoutError`].
-pub fn read_layout(from: impl Read) -> Result<(String, BuiltIndex), LayoutError> {
+pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
     let mut files = read_files(from)?;
-    let top: References =
-        parse(INDEX_FILE, files.get(INDEX_FILE).ok_or_else(|| LayoutError::Missing(INDEX_FILE.into()))?)?;
+    let top = files.remove(INDEX_FILE).ok_or_else(|| LayoutError::Missing(INDEX_FILE.into()))?;
+    let top: References = parse(INDEX_FILE, &document(INDEX_FILE, &top)?)?;
     let ([entry], true) = (top.manifests.as_slice(), files.contains_key(LAYOUT_FILE)) else {
         return Err(LayoutError::NoIndex);
     };
@@ -132,11 +145,12 @@ pub fn read_layout(from: impl Read) -> Result<(String, BuiltIndex), LayoutError>
     Ok((version.clone(), BuiltIndex { blobs, manifests, index }))
 }
 
-/// Reads the files with a known name.
-fn read_files(from: impl Read) -> Result<HashMap<String, Vec<u8>>, LayoutError> {
+/// Finds the files with a known name, and verifies their digests.
+fn read_files(from: File) -> Result<HashMap<String, Blob>, LayoutError> {
     let mut files = HashMap::new();
     let mut left = MAX_BYTES;
-    for entry in Archive::new(from).entries()? {
+    let from = Arc::new(from);
+    for entry in Archive::new(BufReader::new(&*from)).entries()? {
         let mut entry = entry?;
         let name = entry.path()?.to_string_lossy().trim_start_matches("./").to_owned();
         let is_blob = name.starts_with(BLOBS);
@@ -147,20 +161,35 @@ fn read_files(from: impl Read) -> Result<HashMap<String, Vec<u8>>, LayoutError> 
         if entry.size() > left || files.len() == MAX_FILES {
             return Err(LayoutError::TooLarge);
         }
-        let mut content = Vec::new();
-        entry.by_ref().take(left).read_to_end(&mut content)?;
-        left -= content.len() as u64;
-        if is_blob && blob_name(&Digest::of(&content).to_string()) != name {
+        let (start, size) = (entry.raw_file_position(), entry.size());
+        left -= size;
+        let mut hash = Sha256::new();
+        if feed(&mut hash, &mut entry)? != size {
+            return Err(LayoutError::Io(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let digest = Digest::finish(hash);
+        if is_blob && blob_name(&digest.to_string()) != name {
             return Err(LayoutError::Digest(name));
         }
-        files.insert(name, content);
+        files.insert(name, Blob::in_file(Arc::clone(&from), start, size, digest));
     }
     Ok(files)
 }
 
-fn take(files: &mut HashMap<String, Vec<u8>>, digest: &str) -> Result<Vec<u8>, LayoutError> {
+fn take(files: &mut HashMap<String, Blob>, digest: &str) -> Result<Vec<u8>, LayoutError> {
     let name = blob_name(digest);
-    files.remove(&name).ok_or(LayoutError::Missing(name))
+    let file = files.remove(&name).ok_or_else(|| LayoutError::Missing(name.clone()))?;
+    document(&name, &file)
+}
+
+/// Returns the content of a document, which must be small.
+fn document(name: &str, file: &Blob) -> Result<Vec<u8>, LayoutError> {
+    if file.size() > MAX_DOCUMENT_BYTES {
+        return Err(LayoutError::LargeDocument(name.to_owned()));
+    }
+    let mut content = Vec::new();
+    file.reader().read_to_end(&mut content)?;
+    Ok(content)
 }
 
 fn parse(name: &str, content: &[u8]) -> Result<References, LayoutError> {
@@ -176,29 +205,36 @@ mod tests {
     fn built() -> BuiltIndex {
         let image = |os: &str, own: &[u8]| Image {
             platform: Platform { os: os.to_owned(), architecture: "amd64".to_owned(), ..Platform::default() },
-            layers: vec![b"common".to_vec(), own.to_vec()],
+            layers: [&b"common"[..], own].map(|layer| layer.to_vec().into()).into(),
         };
         BuiltIndex::new("layer/type", vec![image("linux", b"one"), image("plan9", b"two")], &BTreeMap::new())
     }
 
     fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut archive = Builder::new(Vec::new());
-        files.iter().for_each(|(name, content)| add(&mut archive, name, content).unwrap());
+        files.iter().for_each(|(name, content)| add(&mut archive, name, &content.to_vec().into()).unwrap());
         archive.into_inner().unwrap()
+    }
+
+    fn read(archive: &[u8]) -> Result<(String, BuiltIndex), LayoutError> {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(archive).unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        read_layout(file)
     }
 
     #[test]
     fn index_is_the_same_after_it_was_written_and_read() {
         let mut file = Vec::new();
         write_layout(&mut file, &built(), "1.2.3").unwrap();
-        let (version, read) = read_layout(&file[..]).unwrap();
+        let (version, read) = read(&file).unwrap();
         assert_eq!(version, "1.2.3");
         let written = built();
         assert_eq!((&read.index, &read.manifests), (&written.index, &written.manifests));
         assert_eq!(read.blobs.len(), 5, "the common layer is stored once");
         assert!(written.blobs.iter().all(|blob| read.blobs.contains(blob)));
         let mut again = Vec::new();
-        write_layout(&mut again, &built(), "1.2.3").unwrap();
+        write_layout(&mut again, &read, "1.2.3").unwrap();
         assert_eq!(again, file);
     }
 
@@ -217,12 +253,12 @@ mod tests {
             (vec![layout, (INDEX_FILE, named.as_bytes())], "the archive has no file blobs/sha256/ab"),
             (vec![layout, ("blobs/sha256/ab", &b"x"[..])], "blobs/sha256/ab does not match its digest"),
         ] {
-            let error = read_layout(&archive(&files)[..]).unwrap_err().to_string();
+            let error = read(&archive(&files)).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
         let valid = built();
         let mut file = Vec::new();
         write_layout(&mut file, &valid, "1").unwrap();
-        assert!(read_layout(&file[..file.len() / 2]).is_err(), "a truncated archive is an error");
+        assert!(read(&file[..file.len() / 2]).is_err(), "a truncated archive is an error");
     }
 }

@@ -5,9 +5,10 @@
 //! registry. [`copy`] copies an index between repositories, and [`write_layout`] and [`read_layout`] store one in a file.
 //!
 //! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
-//! continues where it stopped.
+//! continues where it stopped; content that is published is read from files, and is never in memory as a whole.
 
 mod auth;
+mod blob;
 mod body;
 mod client;
 mod copy;
@@ -30,6 +31,7 @@ mod retry;
 mod unpack;
 mod version;
 
+pub use blob::{Blob, BlobReader};
 pub use client::{Registry, TagList};
 pub use copy::copy;
 pub use credential_helper::CredentialHelper;
@@ -40,7 +42,7 @@ pub use error::{RegistryError, ResponseError};
 pub use layout::{LayoutError, read_layout, write_layout};
 pub use lock_file::{Entry, LockFile, LockFileError};
 pub use manifest::{Descriptor, Index, Manifest, Platform};
-pub use pack::{PackError, pack};
+pub use pack::{PackError, PackOptions, pack};
 pub use platform::HostPlatform;
 pub use publish::{BuiltIndex, Document, Image, publish};
 pub use reference::{Defaults, Reference, ReferenceError, Repository};

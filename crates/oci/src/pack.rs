@@ -1,22 +1,29 @@
-//! Packs a directory into an archive for a layer. The same files always produce the same archive.
+//! Packs files into an archive for a layer. The same files always produce the same archive.
 
+use std::cell::Cell;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 use walkdir::WalkDir;
 
-/// Maximum size of an archive in bytes.
-const MAX_BYTES: usize = 1024 * 1024 * 1024;
+use crate::blob::Blob;
+use crate::digest::Digest;
+
+/// Maximum size of the packed files in bytes. Agents unpack no more.
+const MAX_CONTENT_BYTES: u64 = 8 << 30;
 /// Compression level of zstd.
 const LEVEL: i32 = 10;
 
-/// Reason why a directory cannot be packed.
+/// Reason why files cannot be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// A file cannot be read.
+    /// A file cannot be read, or the archive cannot be written.
     #[error("failed to read {}", path.display())]
     Io {
         /// Path of the file.
@@ -27,67 +34,178 @@ pub enum PackError {
     /// A file is neither a regular file nor a directory.
     #[error("{} is neither a regular file nor a directory; remove it, or replace a link with its target", .0.display())]
     Kind(PathBuf),
-    /// The archive is too large.
-    #[error("{} has more than {} MiB; publish a smaller directory", .0.display(), MAX_BYTES / 1024 / 1024)]
-    TooLarge(PathBuf),
+    /// The files or their archive are too large.
+    #[error("{} has more than {} MiB; publish a smaller directory", path.display(), limit / 1024 / 1024)]
+    TooLarge {
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// Maximum number of bytes.
+        limit: u64,
+    },
+    /// The caller stopped the work.
+    #[error("packing was stopped")]
+    Stopped,
 }
 
-/// Packs files into a tar archive that is compressed with zstd. Executable files stay executable.
+/// Where and within which bounds an archive is written.
+#[derive(Clone, Copy)]
+pub struct PackOptions<'a> {
+    /// Directory for the archive, which has no name there.
+    pub temp_dir: &'a Path,
+    /// Maximum size of the archive in bytes.
+    pub limit: u64,
+    /// Returns whether to stop. Called before each chunk of a file.
+    pub is_stopped: &'a dyn Fn() -> bool,
+}
+
+impl std::fmt::Debug for PackOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PackOptions")
+            .field("temp_dir", &self.temp_dir)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Packs files into a tar archive that is compressed with zstd. Executable files stay executable. Blocks.
 ///
 /// Each element of `files` is a path in the archive and the source of its content: a file, or a directory, which is packed with everything
 /// in it except `.git`.
 ///
 /// # Errors
 /// [`PackError`].
-pub fn pack(files: &[(PathBuf, PathBuf)]) -> Result<Vec<u8>, PackError> {
-    let all = |source: io::Error| PackError::Io {
-        path: files.first().map(|(_, from)| from.clone()).unwrap_or_default(),
-        source,
-    };
-    let mut archive = Builder::new(zstd::Encoder::new(Vec::new(), LEVEL).map_err(all)?);
+pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Blob, PackError> {
+    let first = files.first().map(|(_, from)| from.clone()).unwrap_or_default();
+    let failed = |error| pack_error(&first, error);
+    let written = Rc::new(Cell::new(0));
+    let file = tempfile::tempfile_in(options.temp_dir)
+        .map_err(|source| PackError::Io { path: options.temp_dir.to_owned(), source })?;
+    let writer = HashedFile { file, hash: Sha256::new(), written: Rc::clone(&written), limit: options.limit };
+    let mut archive = Builder::new(zstd::Encoder::new(writer, LEVEL).map_err(failed)?);
+    let mut left = MAX_CONTENT_BYTES;
     for (name, from) in files {
         let walk = WalkDir::new(from).sort_by_file_name().into_iter().filter_entry(|entry| entry.file_name() != ".git");
         for entry in walk {
             let entry = entry.map_err(|error| PackError::Io { path: from.clone(), source: error.into() })?;
             let inside = entry.path().strip_prefix(from).unwrap_or(Path::new(""));
             let name = if inside.as_os_str().is_empty() { name.clone() } else { name.join(inside) };
-            add(&mut archive, &name, entry.path())?;
-            if archive.get_ref().get_ref().len() > MAX_BYTES {
-                return Err(PackError::TooLarge(from.clone()));
-            }
+            add(&mut archive, &name, entry.path(), &mut left, options.is_stopped)?;
         }
     }
-    archive.into_inner().and_then(zstd::Encoder::finish).map_err(all)
+    let HashedFile { file, hash, .. } = archive.into_inner().and_then(zstd::Encoder::finish).map_err(failed)?;
+    Ok(Blob::in_file(Arc::new(file), 0, written.get(), Digest::finish(hash)))
 }
 
-fn add(archive: &mut Builder<zstd::Encoder<'_, Vec<u8>>>, name: &Path, path: &Path) -> Result<(), PackError> {
-    let failed = |source| PackError::Io { path: path.to_owned(), source };
+fn add(
+    archive: &mut Builder<zstd::Encoder<'_, HashedFile>>,
+    name: &Path,
+    path: &Path,
+    left: &mut u64,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<(), PackError> {
+    let failed = |error| pack_error(path, error);
+    if is_stopped() {
+        return Err(PackError::Stopped);
+    }
     let metadata = std::fs::symlink_metadata(path).map_err(failed)?;
     if name.as_os_str().is_empty() || name == Path::new(".") {
         return if metadata.is_dir() { Ok(()) } else { Err(PackError::Kind(path.to_owned())) };
     }
     let mut header = Header::new_gnu();
-    let is_executable = metadata.permissions().mode() & 0o111 != 0;
-    header.set_mode(if metadata.is_dir() || is_executable { 0o755 } else { 0o644 });
     header.set_mtime(0);
     header.set_uid(0);
     header.set_gid(0);
-    let added = if metadata.is_dir() {
+    if metadata.is_dir() {
+        header.set_mode(0o755);
         header.set_entry_type(EntryType::Directory);
         header.set_size(0);
-        archive.append_data(&mut header, name, io::empty())
-    } else if metadata.is_file() {
-        header.set_size(metadata.len());
-        archive.append_data(&mut header, name, File::open(path).map_err(failed)?)
-    } else {
+        return archive.append_data(&mut header, name, io::empty()).map_err(failed);
+    }
+    if !metadata.is_file() {
         return Err(PackError::Kind(path.to_owned()));
-    };
-    added.map_err(failed)
+    }
+    // A job may replace the file meanwhile, so that its kind is checked again.
+    let file = muster_files::open(path).map_err(|error| failed(error.into()))?;
+    let metadata = file.metadata().map_err(failed)?;
+    let size = metadata.len();
+    *left = left
+        .checked_sub(size)
+        .ok_or_else(|| PackError::TooLarge { path: path.to_owned(), limit: MAX_CONTENT_BYTES })?;
+    header.set_mode(if metadata.permissions().mode() & 0o111 != 0 { 0o755 } else { 0o644 });
+    header.set_size(size);
+    // The archive must have as many bytes as the header says, even if the file grows or shrinks.
+    let mut content = StoppableFile { file: file.take(size), is_stopped };
+    archive.append_data(&mut header, name, &mut content).map_err(failed)?;
+    if content.file.limit() > 0 {
+        return Err(failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was read")));
+    }
+    Ok(())
+}
+
+/// Reason to stop that passes through the writers as an error of the system.
+#[derive(Debug, thiserror::Error)]
+enum Abort {
+    #[error("the archive is too large")]
+    TooLarge(u64),
+    #[error("stopped")]
+    Stopped,
+}
+
+fn pack_error(path: &Path, source: io::Error) -> PackError {
+    let path = path.to_owned();
+    match source.get_ref().and_then(|error| error.downcast_ref()) {
+        Some(Abort::TooLarge(limit)) => PackError::TooLarge { path, limit: *limit },
+        Some(Abort::Stopped) => PackError::Stopped,
+        None => PackError::Io { path, source },
+    }
+}
+
+/// File that is packed, as long as the caller does not stop.
+struct StoppableFile<'s> {
+    file: io::Take<File>,
+    is_stopped: &'s dyn Fn() -> bool,
+}
+
+impl Read for StoppableFile<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if (self.is_stopped)() { Err(io::Error::other(Abort::Stopped)) } else { self.file.read(buffer) }
+    }
+}
+
+/// File of bounded size that is written, with the digest of its content.
+struct HashedFile {
+    file: File,
+    hash: Sha256,
+    written: Rc<Cell<u64>>,
+    limit: u64,
+}
+
+impl Write for HashedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.written.get() + bytes.len() as u64 > self.limit {
+            return Err(io::Error::other(Abort::TooLarge(self.limit)));
+        }
+        let length = self.file.write(bytes)?;
+        self.hash.update(bytes.get(..length).unwrap_or_default());
+        self.written.set(self.written.get() + length as u64);
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GO_ON: &dyn Fn() -> bool = &|| false;
+
+    fn packed(dir: &Path, limit: u64, is_stopped: &dyn Fn() -> bool) -> Result<Blob, PackError> {
+        let options = PackOptions { temp_dir: &std::env::temp_dir(), limit, is_stopped };
+        pack(&[(PathBuf::from("."), dir.to_owned())], options)
+    }
 
     #[test]
     fn same_files_make_the_same_archive_and_links_are_rejected() {
@@ -97,15 +215,36 @@ mod tests {
         std::fs::write(dir.path().join(".git/config"), "x").unwrap();
         std::fs::write(dir.path().join("bin/run"), "x").unwrap();
         std::fs::set_permissions(dir.path().join("bin/run"), std::fs::Permissions::from_mode(0o700)).unwrap();
-        let files = [(PathBuf::from("."), dir.path().to_owned())];
-        let first = pack(&files).unwrap();
-        assert_eq!(pack(&files).unwrap(), first);
-        let mut archive = tar::Archive::new(zstd::Decoder::new(&first[..]).unwrap());
+        let first = packed(dir.path(), 1 << 20, GO_ON).unwrap();
+        assert_eq!(packed(dir.path(), 1 << 20, GO_ON).unwrap(), first);
+        let mut bytes = Vec::new();
+        first.reader().read_to_end(&mut bytes).unwrap();
+        assert_eq!((bytes.len() as u64, Digest::of(&bytes)), (first.size(), first.digest()));
+        let mut archive = tar::Archive::new(zstd::Decoder::new(&bytes[..]).unwrap());
         let entries = archive.entries().unwrap().map(Result::unwrap);
         let found: Vec<_> =
             entries.map(|entry| (entry.path().unwrap().into_owned(), entry.header().mode().unwrap())).collect();
         assert_eq!(found, [(PathBuf::from("bin"), 0o755), (PathBuf::from("bin/run"), 0o755)]);
         std::os::unix::fs::symlink("bin", dir.path().join("link")).unwrap();
-        assert!(matches!(pack(&files), Err(PackError::Kind(_))));
+        assert!(matches!(packed(dir.path(), 1 << 20, GO_ON), Err(PackError::Kind(_))));
+    }
+
+    #[test]
+    fn archive_is_bounded_and_stops_inside_a_large_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let noise: Vec<u8> = (0..100_000_u64).flat_map(|n| Sha256::digest(n.to_le_bytes())).collect();
+        std::fs::write(dir.path().join("noise"), noise).unwrap();
+        let error = packed(dir.path(), 1 << 20, GO_ON).unwrap_err();
+        assert!(matches!(error, PackError::TooLarge { limit: 0x10_0000, .. }), "{error:?}");
+        // Sparse files of any size can be packed into a small archive, but not in bounded time.
+        let sparse = File::create(dir.path().join("sparse")).unwrap();
+        sparse.set_len(1 << 30).unwrap();
+        let calls = Cell::new(0);
+        let is_stopped = || calls.replace(calls.get() + 1) > 20;
+        assert!(matches!(packed(dir.path(), u64::MAX, &is_stopped), Err(PackError::Stopped)));
+        assert!(calls.get() < 30, "{} more chunks after the stop", calls.get());
+        sparse.set_len(1 << 40).unwrap();
+        let error = packed(dir.path(), u64::MAX, GO_ON).unwrap_err();
+        assert!(matches!(error, PackError::TooLarge { limit: MAX_CONTENT_BYTES, .. }), "{error:?}");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::blob::Blob;
 use crate::client::Registry;
 use crate::digest::Digest;
 use crate::error::RegistryError;
@@ -17,7 +18,7 @@ pub struct Image {
     /// Platform of the image.
     pub platform: Platform,
     /// Contents of the layers, in order.
-    pub layers: Vec<Vec<u8>>,
+    pub layers: Vec<Blob>,
 }
 
 /// Document of a registry, with the bytes that its digest belongs to.
@@ -39,7 +40,7 @@ impl Document {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuiltIndex {
     /// Layers and configurations.
-    pub blobs: Vec<Vec<u8>>,
+    pub blobs: Vec<Blob>,
     /// Manifests of the images.
     pub manifests: Vec<Document>,
     /// The index itself.
@@ -52,10 +53,10 @@ impl BuiltIndex {
     pub fn new(layer_type: &str, images: Vec<Image>, annotations: &BTreeMap<String, String>) -> Self {
         let (mut blobs, mut manifests, mut entries) = (Vec::new(), Vec::new(), Vec::new());
         for Image { platform, layers } in images {
-            let described = |media_type: &str, content: &[u8]| json!({"mediaType": media_type, "digest": Digest::of(content).to_string(), "size": content.len()});
+            let described = |media_type: &str, content: &Blob| json!({"mediaType": media_type, "digest": content.digest().to_string(), "size": content.size()});
             let (os, architecture) = (&platform.os, &platform.architecture);
             let config = json!({"os": os, "architecture": architecture, "rootfs": {"type": "layers", "diff_ids": []}});
-            let config = config.to_string().into_bytes();
+            let config = Blob::from(config.to_string().into_bytes());
             let manifest = Document::new(
                 MANIFEST_TYPES[0],
                 &json!({
@@ -66,7 +67,7 @@ impl BuiltIndex {
                     "annotations": annotations,
                 }),
             );
-            let mut entry = described(MANIFEST_TYPES[0], &manifest.bytes);
+            let mut entry = described(MANIFEST_TYPES[0], &manifest.bytes.clone().into());
             if let Some(entry) = entry.as_object_mut() {
                 entry.insert("platform".to_owned(), json!(platform));
             }
@@ -89,7 +90,7 @@ impl BuiltIndex {
     /// # Errors
     /// [`RegistryError`].
     pub async fn push(self, registry: &Registry, tags: &[&str]) -> Result<Digest, RegistryError> {
-        for blob in self.blobs {
+        for blob in &self.blobs {
             registry.push_blob(blob).await?;
         }
         for manifest in self.manifests {

@@ -4,6 +4,7 @@ use reqwest::Response;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use serde_json::Value;
 
+use crate::blob::Blob;
 use crate::client::Registry;
 use crate::digest::Digest;
 use crate::error::{RegistryError, ResponseError};
@@ -14,23 +15,22 @@ impl Registry {
     ///
     /// # Errors
     /// [`RegistryError`].
-    pub async fn push_blob(&self, content: Vec<u8>) -> Result<Digest, RegistryError> {
-        let digest = Digest::of(&content);
-        if self.has_blob(&digest.to_string()).await? {
-            return Ok(digest);
+    pub async fn push_blob(&self, blob: &Blob) -> Result<(), RegistryError> {
+        let digest = blob.digest().to_string();
+        if self.has_blob(&digest).await? {
+            return Ok(());
         }
         let start = self.url(&["blobs", "uploads/"])?;
         let response = self.send(&start, &|http| http.post(start.clone()).header(CONTENT_LENGTH, 0), None).await?;
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| RegistryError::invalid(start.as_str(), ResponseError::NoLocation))?;
         let mut upload = start.join(location).map_err(|error| RegistryError::invalid(start.as_str(), error))?;
-        upload.query_pairs_mut().append_pair("digest", &digest.to_string());
-        let content = bytes(content);
+        upload.query_pairs_mut().append_pair("digest", &digest);
         let put = |http: &reqwest::Client| {
-            http.put(upload.clone()).header(CONTENT_TYPE, "application/octet-stream").body(content.clone())
+            let request = http.put(upload.clone()).header(CONTENT_TYPE, "application/octet-stream");
+            request.header(CONTENT_LENGTH, blob.size()).body(blob.body())
         };
-        self.send(&upload, &put, None).await?;
-        Ok(digest)
+        self.send(&upload, &put, None).await.map(drop)
     }
 
     /// Returns whether the repository has a blob. Returns false if the credentials do not permit this query.
@@ -71,15 +71,10 @@ impl Registry {
     ) -> Result<Response, RegistryError> {
         let by_digest = Digest::of(&document.bytes).to_string();
         let url = self.url(&["manifests", tag.unwrap_or(&by_digest)])?;
-        let text = bytes(document.bytes.clone());
+        let text = bytes::Bytes::from(document.bytes.clone());
         let put = |http: &reqwest::Client| {
             http.put(url.clone()).header(CONTENT_TYPE, &document.media_type).body(text.clone())
         };
         self.send(&url, &put, None).await
     }
-}
-
-/// Returns a body that can be sent several times without a copy.
-fn bytes(content: Vec<u8>) -> bytes::Bytes {
-    content.into()
 }

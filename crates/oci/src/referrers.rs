@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use crate::blob::Blob;
 use crate::client::{Registry, parse_body};
 use crate::digest::Digest;
 use crate::error::RegistryError;
@@ -58,7 +59,9 @@ impl Registry {
         annotations: &BTreeMap<String, String>,
     ) -> Result<(), RegistryError> {
         let subject = subject.to_string();
-        let config = self.push_blob(EMPTY.to_vec()).await?.to_string();
+        let config = Blob::from(EMPTY.to_vec());
+        self.push_blob(&config).await?;
+        let config = config.digest().to_string();
         let empty = json!({"mediaType": EMPTY_TYPE, "digest": config, "size": EMPTY.len()});
         let document = json!({
             "schemaVersion": 2,

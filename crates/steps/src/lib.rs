@@ -7,6 +7,7 @@
 pub mod builtin;
 pub mod bundled;
 pub mod definition;
+mod disk;
 pub mod engine;
 pub mod expression;
 pub mod failure;

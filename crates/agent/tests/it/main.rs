@@ -9,6 +9,7 @@ mod chunk_caches;
 mod conformance;
 mod debugger;
 mod delegation;
+mod disk_limits;
 mod git_mirrors;
 mod git_server;
 mod harness;

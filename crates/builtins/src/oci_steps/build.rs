@@ -1,12 +1,19 @@
 //! Builds an image for each platform. It has one layer for each file or directory, and the files for all platforms come first.
+//!
+//! The layers are in files without names in the job's directory, never in memory.
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use muster_job::error_chain;
-use muster_oci::{BuiltIndex, Image, Platform, RegistryError, Repository, ResponseError, pack, write_layout};
+use muster_oci::{
+    Blob, BuiltIndex, Image, PackError, PackOptions, Platform, RegistryError, Repository, ResponseError, pack,
+    write_layout,
+};
 use muster_steps::bundled::{BundledCall, BundledError};
+use muster_steps::stop::StopToken;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,8 +22,8 @@ use crate::step_source::LAYER_TYPE;
 
 /// Name of the file that `function/oci/build` writes.
 const ARCHIVE: &str = "function-image.tar";
-/// Maximum size of all layers in bytes. They are in memory.
-const MAX_BYTES: usize = 1024 * 1024 * 1024;
+/// Maximum size of all layers in bytes.
+const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -53,7 +60,7 @@ enum Mapping {
 }
 
 /// Runs `step/oci/build`.
-pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>) -> Output {
+pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>, stop: &StopToken) -> Output {
     let (host, path, tag) = (text(call, "registry")?, text(call, "repository")?, text(call, "tag")?);
     let repository = repository(&format!("{host}/{path}"))?;
     let images = images(call, Mapping::SourceToDestination)?;
@@ -66,7 +73,8 @@ pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>) 
         }
         Err(error) => return Err(registry_failed(&error)),
     }
-    let digest = build_index(images).await?.push(&registry, &[&tag]).await.map_err(|error| registry_failed(&error))?;
+    let built = build_index(images, call.work_dir, stop).await?;
+    let digest = built.push(&registry, &[&tag]).await.map_err(|error| registry_failed(&error))?;
     (call.print)(&format!("published step image={reference}"));
     let digest = digest.to_string();
     let Repository { registry, path } = repository;
@@ -85,18 +93,18 @@ pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>) 
 }
 
 /// Runs `function/oci/build`.
-pub(super) async fn build_archive(call: &BundledCall<'_>) -> Output {
+pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> Output {
     let version = text(call, "version")?;
     if super::version::ImageVersion::parse(&version).is_none() {
         return Err(BundledError::Failed(format!("{version:?} is not a valid version; use N.N.N or N.N.N-SUFFIX")));
     }
-    let built = build_index(images(call, Mapping::DestinationToSource)?).await?;
+    let built = build_index(images(call, Mapping::DestinationToSource)?, call.work_dir, stop).await?;
     let path = call.work_dir.join(ARCHIVE);
-    let work_dir = call.work_dir.to_owned();
+    let (work_dir, stop) = (call.work_dir.to_owned(), stop.clone());
     let written = tokio::task::spawn_blocking(move || {
         // The file is replaced, even if it is a symbolic link.
         let mut file = tempfile::Builder::new().prefix(ARCHIVE).tempfile_in(&work_dir)?;
-        write_layout(io::BufWriter::new(&mut file), &built, &version)?;
+        write_layout(io::BufWriter::new(StoppableFile { file: file.as_file_mut(), stop: &stop }), &built, &version)?;
         file.persist(work_dir.join(ARCHIVE)).map(drop).map_err(|error| error.error)
     });
     let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
@@ -159,26 +167,64 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
     files.iter().map(artifact).collect()
 }
 
-/// Packs the files into layers, and builds the index of the images.
-async fn build_index(images: Vec<Layers>) -> Result<BuiltIndex, BundledError> {
+/// Packs the files into layers, and builds the index of the images. `temp_dir` is the directory for the layers.
+async fn build_index(images: Vec<Layers>, temp_dir: &Path, stop: &StopToken) -> Result<BuiltIndex, BundledError> {
+    let (temp_dir, stop) = (temp_dir.to_owned(), stop.clone());
     let packed = tokio::task::spawn_blocking(move || {
-        let mut bytes = 0;
+        let mut packer = Packer { temp_dir, stop, layers: HashMap::new(), left: MAX_BYTES };
         let image = |Layers { platform, artifacts }: Layers| {
-            let layer = |(source, destination): Artifact| {
-                let layer = pack(&[(destination, source)]).map_err(|error| error_chain(&error))?;
-                bytes += layer.len();
-                let limit = MAX_BYTES / 1024 / 1024;
-                if bytes > MAX_BYTES {
-                    Err(format!("the layers have more than {limit} MiB; make the step smaller"))
-                } else {
-                    Ok(layer)
-                }
-            };
-            let layers = artifacts.into_iter().map(layer).collect::<Result<_, String>>()?;
+            let layers = artifacts.into_iter().map(|artifact| packer.layer(artifact)).collect::<Result<_, _>>()?;
             Ok(Image { platform, layers })
         };
-        images.into_iter().map(image).collect::<Result<Vec<_>, String>>()
+        images.into_iter().map(image).collect::<Result<Vec<_>, _>>()
     });
-    let images = packed.await.unwrap_or_else(|error| Err(format!("packing the files panicked: {error}")));
-    Ok(BuiltIndex::new(LAYER_TYPE, images.map_err(BundledError::Failed)?, &annotations()))
+    let panicked = |error| Err(BundledError::System(format!("packing the files panicked: {error}")));
+    Ok(BuiltIndex::new(LAYER_TYPE, packed.await.unwrap_or_else(panicked)?, &annotations()))
+}
+
+/// Packs the layers of all images. Each layer is packed once, although several images can have it.
+struct Packer {
+    temp_dir: PathBuf,
+    stop: StopToken,
+    layers: HashMap<Artifact, Blob>,
+    /// Maximum size in bytes of the layers that are not packed yet.
+    left: u64,
+}
+
+impl Packer {
+    fn layer(&mut self, artifact: Artifact) -> Result<Blob, BundledError> {
+        if let Some(layer) = self.layers.get(&artifact) {
+            return Ok(layer.clone());
+        }
+        let (source, destination) = artifact.clone();
+        let is_stopped = || self.stop.cause().is_some();
+        let options = PackOptions { temp_dir: &self.temp_dir, limit: self.left, is_stopped: &is_stopped };
+        let layer = pack(&[(destination, source)], options).map_err(|error| match (error, self.stop.cause()) {
+            (PackError::Stopped, Some(cause)) => BundledError::Stopped(cause),
+            (PackError::TooLarge { limit, .. }, _) if limit == self.left => {
+                let limit = MAX_BYTES / 1024 / 1024;
+                BundledError::Failed(format!("the layers have more than {limit} MiB; make the step smaller"))
+            }
+            (error, _) => BundledError::Failed(error_chain(&error)),
+        })?;
+        self.left -= layer.size();
+        self.layers.insert(artifact, layer.clone());
+        Ok(layer)
+    }
+}
+
+/// File that is written, unless the step is stopped.
+struct StoppableFile<'f> {
+    file: &'f mut File,
+    stop: &'f StopToken,
+}
+
+impl Write for StoppableFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.stop.cause().is_some() { Err(io::Error::other("stopped")) } else { self.file.write(bytes) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }

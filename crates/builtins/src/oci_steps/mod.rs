@@ -47,11 +47,11 @@ impl OciSteps {
         })
     }
 
-    async fn run_step(&self, call: &BundledCall<'_>) -> Output {
+    async fn run_step(&self, call: &BundledCall<'_>, stop: &StopToken) -> Output {
         match call.name {
-            "step/oci/build" => build::build_and_publish(self, call).await,
+            "step/oci/build" => build::build_and_publish(self, call, stop).await,
             "step/oci/promote" => promote::promote(self, call).await,
-            "function/oci/build" => build::build_archive(call).await,
+            "function/oci/build" => build::build_archive(call, stop).await,
             _ => promote::publish_archive(self, call).await,
         }
     }
@@ -85,7 +85,7 @@ impl BundledSteps for OciSteps {
         tokio::select! {
             biased;
             cause = stop.stopped() => Err(BundledError::Stopped(cause)),
-            output = self.run_step(&call) => output,
+            output = self.run_step(&call, stop) => output,
         }
     }
 }

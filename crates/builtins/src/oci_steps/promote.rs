@@ -1,4 +1,11 @@
 //! Publishes an image under its version, and moves the tags of its series: `latest`, `N` and `N.N`.
+//!
+//! Registries cannot change a tag on a condition, so two jobs that publish at the same time could set `latest` to the lower version. Therefore
+//! each job publishes its version first, then moves the tags, and then reads the versions again. If a higher one appeared meanwhile, the job
+//! moves the tags to that one. Whichever job writes last also reads last, and leaves the highest version. Only a job that is stopped between
+//! the two leaves a lower one.
+
+use std::collections::BTreeSet;
 
 use muster_files::Limit;
 use muster_job::error_chain;
@@ -6,9 +13,11 @@ use muster_oci::{Registry, RegistryError, TagList, copy, read_layout};
 use muster_steps::bundled::{BundledCall, BundledError};
 use serde_json::Map;
 
-use super::version::ImageVersion;
+use super::version::{ImageVersion, Series};
 use super::{OciSteps, Output, registry_failed, repository, text};
 
+/// Maximum number of times that the tags of a version's series are moved.
+const MAX_ROUNDS: usize = 10;
 /// Maximum size of an archive with an image.
 const ARCHIVE_LIMIT: Limit = Limit { bytes: 1024 * 1024 * 1024, remedy: "make the function smaller" };
 
@@ -24,11 +33,10 @@ pub(super) async fn promote(steps: &OciSteps, call: &BundledCall<'_>) -> Output 
     let version = version(&text(call, "to_version")?)?;
     let source = steps.registry(repository(name)?, call).await?;
     let target = steps.registry(to, call).await?;
-    let tags = tags(&version, &target, call).await?;
-    let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
-    copy(&source, reference, &target, &tags).await.map_err(|error| registry_failed(&error))?;
-    report(&target, &tags, call);
-    Ok(Map::new())
+    let copied = copy(&source, reference, &target, &[&version.tag()]).await;
+    copied.map_err(|error| registry_failed(&error))?;
+    report(&target, &version.tag(), call);
+    move_series(&version, &target, call).await
 }
 
 /// Runs `function/oci/publish`.
@@ -48,16 +56,14 @@ pub(super) async fn publish_archive(steps: &OciSteps, call: &BundledCall<'_>) ->
                 ARCHIVE_LIMIT.remedy
             ));
         }
-        read_layout(std::io::BufReader::new(file)).map_err(|error| error_chain(&error))
+        read_layout(file).map_err(|error| error_chain(&error))
     });
     let (version_text, built) = read.await.unwrap_or_else(|error| Err(error.to_string())).map_err(failed)?;
     let version = version(&version_text)?;
     let target = steps.registry(to, call).await?;
-    let tags = tags(&version, &target, call).await?;
-    let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
-    built.push(&target, &tags).await.map_err(|error| registry_failed(&error))?;
-    report(&target, &tags, call);
-    Ok(Map::new())
+    built.push(&target, &[&version.tag()]).await.map_err(|error| registry_failed(&error))?;
+    report(&target, &version.tag(), call);
+    move_series(&version, &target, call).await
 }
 
 fn version(text: &str) -> Result<ImageVersion, BundledError> {
@@ -66,25 +72,65 @@ fn version(text: &str) -> Result<ImageVersion, BundledError> {
     })
 }
 
-/// Returns the tags that a version gets in a repository.
-async fn tags(version: &ImageVersion, target: &Registry, call: &BundledCall<'_>) -> Result<Vec<String>, BundledError> {
-    match target.tags().await {
-        Ok(TagList::Tags(existing)) => Ok(version.tags(&existing)),
-        // A repository without content does not exist.
-        Err(RegistryError::NotFound { .. }) => Ok(version.tags(&[])),
-        Ok(TagList::Unlisted) => {
-            (call.print)(&format!(
-                "{} does not list its tags, so only the tag of the version is published",
-                target.repository()
-            ));
-            Ok(version.tags(&[]).into_iter().take(1).collect())
+/// Moves the tags of the series of which a published version is the highest release, until no other job changes them.
+async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCall<'_>) -> Output {
+    let mut moved = BTreeSet::new();
+    for _ in 0..MAX_ROUNDS {
+        let changed = move_once(version, target, &mut moved, call).await.map_err(|error| registry_failed(&error))?;
+        if !changed {
+            return Ok(Map::new());
         }
-        Err(error) => Err(registry_failed(&error)),
     }
+    let repository = target.repository();
+    Err(BundledError::Failed(format!(
+        "other jobs change the tags of {repository} again and again; run this step again when they have ended"
+    )))
 }
 
-fn report(target: &Registry, tags: &[&str], call: &BundledCall<'_>) {
-    for tag in tags {
-        (call.print)(&format!("published image={}:{tag}", target.repository()));
+/// Moves the tags that point to another version than they should, if they are this version's or were moved before. Returns whether there were
+/// any.
+async fn move_once(
+    version: &ImageVersion,
+    target: &Registry,
+    moved: &mut BTreeSet<String>,
+    call: &BundledCall<'_>,
+) -> Result<bool, RegistryError> {
+    let repository = target.repository();
+    if version.series(&[]).is_empty() {
+        return Ok(false);
     }
+    let existing = match target.tags().await {
+        Ok(TagList::Tags(existing)) => existing,
+        // Some registries list the tags of a new repository only later.
+        Err(RegistryError::NotFound { .. }) => Vec::new(),
+        Ok(TagList::Unlisted) => {
+            (call.print)(&format!("{repository} does not list its tags, so only the tag of the version is published"));
+            return Ok(false);
+        }
+        Err(error) => return Err(error),
+    };
+    let mut has_changed = false;
+    for Series { tag, highest } in version.series(&existing) {
+        // The tag of a series with a higher release is that release's, even if someone has set it to another one.
+        if highest != version.tag() && !moved.contains(&tag) {
+            continue;
+        }
+        let wanted = target.digest_of(&highest).await?;
+        if wanted.is_none() || wanted == target.digest_of(&tag).await? {
+            continue;
+        }
+        copy(target, &highest, target, &[&tag]).await?;
+        if highest == version.tag() {
+            report(target, &tag, call);
+        } else {
+            (call.print)(&format!("moved image={repository}:{tag} to {highest}, which was published meanwhile"));
+        }
+        moved.insert(tag);
+        has_changed = true;
+    }
+    Ok(has_changed)
+}
+
+fn report(target: &Registry, tag: &str, call: &BundledCall<'_>) {
+    (call.print)(&format!("published image={}:{tag}", target.repository()));
 }

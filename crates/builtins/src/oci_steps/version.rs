@@ -21,18 +21,27 @@ impl ImageVersion {
         Some(Self { numbers: [number(major)?, number(minor)?, number(patch)?], suffix: suffix.to_owned() })
     }
 
-    /// Returns the tags that this version gets in a repository with the tags `existing`: its own tag, and the tag of each series in which it
-    /// is the highest release. A pre-release gets only its own tag.
-    pub(super) fn tags(&self, existing: &[String]) -> Vec<String> {
+    /// Returns the tag of the version itself.
+    pub(super) fn tag(&self) -> String {
         let [major, minor, patch] = self.numbers;
-        let mut tags = vec![format!("{major}.{minor}.{patch}{}", self.suffix)];
+        format!("{major}.{minor}.{patch}{}", self.suffix)
+    }
+
+    /// Returns the tags of the series of this release, and the highest release of each among it and the tags of the repository. A pre-release
+    /// belongs to no series.
+    pub(super) fn series(&self, existing: &[String]) -> Vec<Series> {
+        let [major, minor, _] = self.numbers;
         if !self.suffix.is_empty() {
-            return tags;
+            return Vec::new();
         }
-        let releases = existing.iter().filter_map(|tag| Self::parse(tag)).filter(|version| version.suffix.is_empty());
-        let numbers: Vec<[u64; 3]> = releases.map(|version| version.numbers).collect();
-        let is_highest = |in_series: InSeries<'_>| {
-            numbers.iter().filter(|other| in_series(other)).all(|other| *other <= self.numbers)
+        let releases: Vec<_> = existing
+            .iter()
+            .filter_map(|tag| Some((Self::parse(tag)?, tag)))
+            .filter(|(version, _)| version.suffix.is_empty())
+            .collect();
+        let highest = |in_series: InSeries<'_>| {
+            let higher = releases.iter().filter(|(other, _)| in_series(&other.numbers) && other.numbers > self.numbers);
+            higher.max_by_key(|(other, _)| other.numbers).map_or_else(|| self.tag(), |(_, tag)| (*tag).clone())
         };
         let series: [(InSeries<'_>, String); 3] = [
             (
@@ -42,9 +51,17 @@ impl ImageVersion {
             (&|[other_major, ..]| *other_major == major, major.to_string()),
             (&|_| true, "latest".to_owned()),
         ];
-        tags.extend(series.into_iter().filter(|(in_series, _)| is_highest(*in_series)).map(|(_, tag)| tag));
-        tags
+        series.into_iter().map(|(in_series, tag)| Series { tag, highest: highest(in_series) }).collect()
     }
+}
+
+/// Versions that share a tag, which points to the highest release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Series {
+    /// Tag of the series: `latest`, `N` or `N.N`.
+    pub(super) tag: String,
+    /// Tag of the highest release.
+    pub(super) highest: String,
 }
 
 #[cfg(test)]
@@ -55,18 +72,21 @@ mod tests {
     fn highest_release_of_a_series_moves_its_tag() {
         let existing: Vec<String> =
             ["1.2.3", "1.3.0", "2.0.0", "2.1.0-rc1", "latest", "main"].map(str::to_owned).into();
-        for (version, tags) in [
-            ("1.2.4", vec!["1.2.4", "1.2"]),
-            ("1.2.3", vec!["1.2.3", "1.2"]),
-            ("1.2.2", vec!["1.2.2"]),
-            ("1.3.1", vec!["1.3.1", "1.3", "1"]),
-            ("2.0.1", vec!["2.0.1", "2.0", "2", "latest"]),
-            ("10.0.0", vec!["10.0.0", "10.0", "10", "latest"]),
-            ("3.0.0-rc1", vec!["3.0.0-rc1"]),
+        for (version, highest) in [
+            ("1.2.4", ["1.2.4", "1.3.0", "2.0.0"]),
+            ("1.2.3", ["1.2.3", "1.3.0", "2.0.0"]),
+            ("1.2.2", ["1.2.3", "1.3.0", "2.0.0"]),
+            ("1.3.1", ["1.3.1", "1.3.1", "2.0.0"]),
+            ("2.0.1", ["2.0.1", "2.0.1", "2.0.1"]),
+            ("10.0.0", ["10.0.0", "10.0.0", "10.0.0"]),
         ] {
-            assert_eq!(ImageVersion::parse(version).unwrap().tags(&existing), tags, "{version}");
+            let series = ImageVersion::parse(version).unwrap().series(&existing);
+            assert_eq!(series.iter().map(|series| series.highest.as_str()).collect::<Vec<_>>(), highest, "{version}");
         }
-        assert_eq!(ImageVersion::parse("1.0.0").unwrap().tags(&[]), ["1.0.0", "1.0", "1", "latest"]);
+        let candidate = ImageVersion::parse("3.0.0-rc1").unwrap();
+        assert_eq!((candidate.tag().as_str(), candidate.series(&existing)), ("3.0.0-rc1", vec![]));
+        let series = ImageVersion::parse("1.0.0").unwrap().series(&[]);
+        assert_eq!(series.iter().map(|series| series.tag.as_str()).collect::<Vec<_>>(), ["1.0", "1", "latest"]);
         for invalid in ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1.2.x", "1..2", "99999999999999999999.0.0"] {
             assert_eq!(ImageVersion::parse(invalid), None, "{invalid}");
         }

@@ -130,11 +130,6 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
 
 fn checked_limits(limits: Limits) -> Result<StepLimits, Problem> {
     let Limits { network, cpu, memory, file_size, disk } = limits;
-    if let Some(disk) = disk {
-        let message = "no kernel limits the disk space of a process".to_owned();
-        let help = "limit the size of each file with `file_size`, and the space of a container with `storage_opt` in [runners.docker]";
-        return Err((Some(disk.span()), message, help.to_owned()));
-    }
     let no_network = match network.as_ref().map(|network| network.get_ref().as_str()) {
         None | Some("host") => false,
         Some("none") => true,
@@ -148,6 +143,7 @@ fn checked_limits(limits: Limits) -> Result<StepLimits, Problem> {
         cpu_milli: amount("cpu", cpu, cpu_milli, "1.5")?,
         memory_bytes: amount("memory", memory, memory_bytes, "2Gi")?,
         file_bytes: amount("file_size", file_size, memory_bytes, "1Gi")?,
+        disk_bytes: amount("disk", disk, memory_bytes, "10Gi")?,
     })
 }
 

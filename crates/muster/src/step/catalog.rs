@@ -1,10 +1,10 @@
 //! `muster step search` and `info`: finds and shows published steps.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use muster_builtins::registry_notices;
 use muster_oci::{Index, RegistryError, Repository, TagList};
-use muster_steps::definition::{Outputs, Parameter, StepFile};
+use muster_steps::definition::{Outputs, Parameter, STEP_FILE_LIMIT, StepFile};
 use muster_steps::expression::Dialect;
 use muster_steps::remote::{FetchRequest, RemoteStep, Source, StepSource as _};
 use muster_steps::stop::StopToken;
@@ -79,7 +79,7 @@ pub(super) async fn search(args: &StepSearchArgs) -> Result<bool, StepCommandErr
     Ok(true)
 }
 
-fn in_index(directory: &std::path::Path) -> Result<Vec<FoundStep>, StepCommandError> {
+fn in_index(directory: &Path) -> Result<Vec<FoundStep>, StepCommandError> {
     let found = |entry: index::IndexEntry| {
         let marks = [("deprecated", &entry.deprecated), ("defective", &entry.defective)];
         let marks = marks.iter().filter_map(|(kind, message)| Some(format!("{kind}: {}", message.as_ref()?)));
@@ -160,21 +160,19 @@ pub(super) async fn info(args: &StepInfoArgs) -> Result<bool, StepCommandError> 
     for notice in &fetched.notices {
         ui::warning(&format!("the step is {}: {}", notice.kind.name(), ui::plain(&notice.message)));
     }
-    show_file(&fetched.dir.join(&step.dir), &step.names)?;
+    show_file(&fetched.dir.join(&step.dir), &step.names).await?;
     Ok(true)
 }
 
 /// Shows the inputs and outputs of a step file.
-fn show_file(dir: &std::path::Path, names: &[String]) -> Result<(), StepCommandError> {
-    let Some(path) = names.iter().map(|name| dir.join(name)).find(|path| path.exists()) else {
+async fn show_file(dir: &Path, names: &[String]) -> Result<(), StepCommandError> {
+    let Some(file) = step_file(dir, names).await? else {
         ui::warning(&format!(
             "found no step file {}; add the directory of the step to the reference",
             names.join(" or ")
         ));
         return Ok(());
     };
-    let text = std::fs::read_to_string(&path).map_err(StepCommandError::file(&path))?;
-    let file = StepFile::parse(&text).map_err(|source| StepCommandError::StepFile { path, source })?;
     for (name, parameter) in &file.spec.inputs {
         ui::outln(&format!("input {}", parameter_text(name, parameter)));
     }
@@ -192,4 +190,44 @@ fn parameter_text(name: &str, parameter: &Parameter) -> String {
         None => String::new(),
     };
     ui::plain(&format!("{name}: {}{default}", parameter.kind.name()))
+}
+
+/// Reads the first of the files that exists. The publisher of the step may have put any kind of file there, so a job's agent and this command
+/// read only regular files.
+async fn step_file(dir: &Path, names: &[String]) -> Result<Option<StepFile>, StepCommandError> {
+    for name in names {
+        let path = dir.join(name);
+        match muster_files::read(path.clone(), STEP_FILE_LIMIT).await {
+            Ok(text) => {
+                let file = StepFile::parse(&text);
+                return file.map(Some).map_err(|source| StepCommandError::StepFile { path, source });
+            }
+            Err(error) if error.is_missing() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_regular_step_file_is_shown() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let names = ["func.yml", "step.yml"].map(str::to_owned);
+        assert!(step_file(dir.path(), &names).await.unwrap().is_none());
+        let text = "spec: {inputs: {secret: {type: string}}}\n---\nexec: {command: [ls]}\n";
+        std::fs::write(outside.path().join("file"), text).unwrap();
+        std::fs::write(dir.path().join("step.yml"), text).unwrap();
+        assert!(step_file(dir.path(), &names).await.unwrap().is_some());
+        std::os::unix::fs::symlink(outside.path().join("file"), dir.path().join("func.yml")).unwrap();
+        let error = step_file(dir.path(), &names).await.unwrap_err().to_string();
+        assert!(error.contains("func.yml") && error.contains("it is a symbolic link"), "{error}");
+        std::fs::remove_file(dir.path().join("func.yml")).unwrap();
+        std::fs::File::create(dir.path().join("func.yml")).unwrap().set_len(1 << 40).unwrap();
+        let error = step_file(dir.path(), &names).await.unwrap_err().to_string();
+        assert!(error.contains("it is larger than 1048576 bytes"), "{error}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use muster_files::FileError;
 use muster_oci::{CredentialsError, PackError, RegistryError};
 use muster_steps::definition::StepFileError;
 use muster_steps::engine::StepError;
@@ -37,6 +38,8 @@ pub(crate) enum StepCommandError {
     StepFile { path: PathBuf, source: StepFileError },
     #[error("{} is not a valid entry of an index: {problem}; correct or remove the file", path.display())]
     Index { path: PathBuf, problem: String },
+    #[error(transparent)]
+    Read(#[from] FileError),
     #[error("failed to access {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
     #[error("{0}")]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use muster_builtins::{CREATED, LAYER_TYPE, NOTICE_TYPE, notice_annotation};
-use muster_oci::{Image, Platform, Registry, RegistryError, Repository, pack};
+use muster_oci::{Image, PackOptions, Platform, Registry, RegistryError, Repository, pack};
 use muster_steps::definition::StepFile;
 use muster_steps::expression::Dialect;
 use muster_steps::remote::{NoticeKind, RemoteStep, Source};
@@ -16,6 +16,8 @@ use crate::ci::ui;
 
 /// Key of the annotation with the description of a step.
 pub(super) const DESCRIPTION: &str = "org.opencontainers.image.description";
+/// Maximum size of one layer in bytes.
+const MAX_LAYER_BYTES: u64 = 1024 * 1024 * 1024;
 /// Operating system and architecture of an image for every platform.
 const GENERIC: &str = "generic";
 
@@ -97,11 +99,16 @@ pub(super) async fn publish(args: &StepPublishArgs) -> Result<bool, StepCommandE
         Err(RegistryError::NotFound { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    let common = pack(&[(PathBuf::from("."), args.directory.clone())])?;
+    let temp_dir = std::env::temp_dir();
+    let packed = |directory: &Path| {
+        let options = PackOptions { temp_dir: &temp_dir, limit: MAX_LAYER_BYTES, is_stopped: &|| false };
+        pack(&[(PathBuf::from("."), directory.to_owned())], options)
+    };
+    let common = packed(&args.directory)?;
     let generic = Platform { os: GENERIC.to_owned(), architecture: GENERIC.to_owned(), ..Platform::default() };
     let mut images = Vec::new();
     for (platform, directory) in &args.platform {
-        let own = pack(&[(PathBuf::from("."), directory.clone())])?;
+        let own = packed(directory)?;
         images.push(Image { platform: platform.clone(), layers: vec![common.clone(), own] });
     }
     if images.is_empty() {

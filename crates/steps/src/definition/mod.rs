@@ -6,6 +6,7 @@ mod parse;
 
 use indexmap::IndexMap;
 use muster_agent_api::development::FakeStep;
+use muster_files::Limit;
 use serde_json::{Map, Value};
 
 pub use error::StepFileError;
@@ -15,6 +16,9 @@ pub use parse::{parse_list, parse_run_list, parse_value};
 
 pub use crate::remote::Location;
 pub use crate::value::Kind;
+
+/// Maximum size of a step file.
+pub const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
 /// Parsed step file.
 #[derive(Debug, Clone, PartialEq)]

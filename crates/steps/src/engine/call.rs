@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use muster_agent_api::development::{FakeStep, matches_path};
 use muster_agent_api::result::StepNode;
-use muster_files::Limit;
 use muster_job::{StepLimits, StepReference};
 use serde_json::{Map, Value};
 
 use super::bundled;
+use super::disk_limits::call_with_limits;
 use super::exec::ValueFiles;
 use super::inputs::{
     checked_inputs, expand_key, expand_keys, expand_values, expanded_inputs, expression_error, with_defaults,
@@ -19,15 +19,13 @@ use super::reference::{Target, clean, is_dynamic};
 use super::results::{ExecResult, reference};
 use super::sequence::Sequence;
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
-use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile};
+use crate::definition::{Body, Call, Kind, Outputs, Parameter, STEP_FILE_LIMIT, Spec, StepEntry, StepFile};
 use crate::expression::{Scope, to_text};
 use crate::log::{Log, Stream};
 use crate::remote::{ReferenceError, RemoteStep};
 
-const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
-
 /// Limits of a rule, with its position in the policy.
-type RuleLimits<'r> = (usize, &'r StepLimits);
+pub(super) type RuleLimits<'r> = (usize, &'r StepLimits);
 
 /// Step that is called, with its evaluated inputs.
 pub(super) struct Invocation<'i> {
@@ -74,7 +72,7 @@ impl UserSteps<'_> {
         record: &mut Record,
     ) -> Result<Map<String, Value>, StepError> {
         if frame.depth >= MAX_DEPTH {
-            return Err(StepError::Step(format!("steps are nested more than {MAX_DEPTH} levels deep")));
+            return Err(StepError::Call(format!("steps are nested more than {MAX_DEPTH} levels deep")));
         }
         let scope = self.entry_scope(entry, frame);
         let inputs = match &entry.call {
@@ -125,11 +123,8 @@ impl UserSteps<'_> {
         };
         match limits {
             None => self.call(invocation, record).await,
-            Some((rule, limits)) => {
-                // Boxed, because few steps have their own limits.
-                let called = Box::pin(self.call(invocation, record));
-                self.processes.limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?
-            }
+            // Boxed, because few steps have their own limits.
+            Some(limits) => Box::pin(call_with_limits(self, invocation, limits, record)).await,
         }
     }
 
@@ -263,7 +258,11 @@ impl UserSteps<'_> {
     }
 
     /// Calls a step, and records its nodes and, for the results file, its result.
-    async fn call(&self, invocation: Invocation<'_>, record: &mut Record) -> Result<Map<String, Value>, StepError> {
+    pub(super) async fn call(
+        &self,
+        invocation: Invocation<'_>,
+        record: &mut Record,
+    ) -> Result<Map<String, Value>, StepError> {
         self.mask_sensitive(&invocation.file.spec.inputs, &invocation.inputs);
         let mut details = Details::default();
         if self.records_results() {

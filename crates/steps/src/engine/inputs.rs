@@ -13,10 +13,10 @@ pub(super) fn checked_inputs(
     scope: &Scope,
 ) -> Result<Map<String, Value>, StepError> {
     if let Some(name) = inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
-        return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
+        return Err(StepError::Call(format!("failed to load: step does not accept input with name {name:?}")));
     }
     with_defaults(file, expanded_inputs(inputs, scope)?)
-        .map_err(|error| StepError::Step(format!("failed to load: failed to parse spec definition: {error}")))
+        .map_err(|error| StepError::Call(format!("failed to load: failed to parse spec definition: {error}")))
 }
 
 pub(super) fn expanded_inputs(inputs: &Map<String, Value>, scope: &Scope) -> Result<Map<String, Value>, StepError> {
@@ -51,7 +51,7 @@ pub(super) fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> 
     if is_identifier(&expanded) {
         return Ok(expanded);
     }
-    Err(StepError::Step(format!(
+    Err(StepError::Call(format!(
         "failed to load: {expanded:?} is not a valid name; use letters, digits and `_`, and do not start with a digit"
     )))
 }
@@ -65,7 +65,7 @@ pub(super) fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> 
         let default = parameter
             .default
             .clone()
-            .ok_or_else(|| StepError::Step(format!("input {name:?} required, but not defined")))?;
+            .ok_or_else(|| StepError::Call(format!("input {name:?} required, but not defined")))?;
         inputs.insert(name.clone(), default);
     }
     Ok(inputs)

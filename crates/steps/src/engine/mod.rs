@@ -12,6 +12,7 @@ mod bundled;
 mod call;
 mod debug;
 mod delegate;
+mod disk_limits;
 mod exec;
 mod inputs;
 mod masked_log;
@@ -44,6 +45,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::builtin::{Call, Role, Step};
 use crate::bundled::BundledSteps;
+pub use crate::disk::DiskError;
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
 use crate::process::{Processes, Usage, limited, measured};

@@ -84,6 +84,7 @@ impl<J: Job> Engine<J> {
             };
             // Pinned here, so that the future is not moved, and thereby copied, into each of the futures around it.
             let work = pin!(work);
+            let work = self.run_within_disk_limit(step, &stop, work);
             let work = self.run_with_pauses(step, &stop, work);
             self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
         };
@@ -187,6 +188,10 @@ impl<J: Job> Engine<J> {
             Call::StepFile(file) => Box::pin(user_steps.run_file("", file, nodes)).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
+        if stop.cause().is_some() {
+            // A step with a timeout terminates only its own processes. Those that other steps have left behind must also end before after_script.
+            self.job.processes().terminate(self.job.grace()).await;
+        }
         result.map_err(|error| user_steps.failure(&error))
     }
 }

@@ -16,7 +16,7 @@ use futures::{StreamExt, stream};
 use indexmap::IndexMap;
 use muster_agent_api::plan::When;
 use muster_agent_api::result::StepNode;
-use muster_job::error_chain;
+use muster_job::{TerminationCause, error_chain};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -38,6 +38,9 @@ use crate::style;
 const MIN_STACK: usize = 512 * 1024;
 /// Size of an additional stack in bytes.
 const NEW_STACK: usize = 2 * 1024 * 1024;
+
+/// Reason why a step of a group did not run.
+const OTHER_FAILED: &str = "another of the parallel steps has failed";
 
 /// Sequence of steps while it runs.
 pub(super) struct Sequence<'s> {
@@ -100,8 +103,9 @@ impl<'s> Sequence<'s> {
         let has_failed_before = self.failure.is_some();
         let mut runs = Vec::new();
         for (entry, path) in group {
-            let is_allowed = entry.extension.policy.when.allows(self.failure.is_some());
-            let ended = if is_allowed {
+            let when = entry.extension.policy.when;
+            // The steps of a group start together, so a failure of one of them is not earlier than the others.
+            let ended = if when.allows(has_failed_before) {
                 match runs_of(entry, path, &self.steps.scope(&self.frame), &|text| self.steps.log.mask(text)) {
                     Ok(found) if found.is_empty() => Some(self.skip(&entry.name, path, "its matrix has no values")),
                     Ok(found) => {
@@ -111,11 +115,11 @@ impl<'s> Sequence<'s> {
                         runs.extend(found);
                         None
                     }
-                    Err(error) => Some(self.failed_to_start(&entry.name, error)),
+                    Err(error) => Some(failed_to_start(self.steps, entry, (&entry.name, path), error)),
                 }
             } else {
                 // A step that does not run because of an earlier failure is not listed.
-                let is_listed = entry.extension.policy.when == When::OnFailure;
+                let is_listed = when == When::OnFailure;
                 let skipped = self.skip(&entry.name, path, "no earlier step has failed");
                 is_listed.then_some(skipped)
             };
@@ -124,8 +128,11 @@ impl<'s> Sequence<'s> {
             }
         }
         if self.failure.is_some() && !has_failed_before {
-            // One of the steps could not be started, so no step of the group is started.
-            runs.clear();
+            // One of the steps could not be started, so the group starts only the steps that also run after a failure.
+            for run in runs.extract_if(.., |run: &mut StepRun<'_>| !runs_after_failure(run)) {
+                let skipped = self.skip(&run.name, &run.path, OTHER_FAILED);
+                self.record(record, &run.name, skipped);
+            }
         }
         let limit = group.iter().filter_map(|(entry, _)| entry.extension.parallel).min();
         let ended = match limit {
@@ -152,11 +159,11 @@ impl<'s> Sequence<'s> {
         record.nodes.push(node);
         record.results.append(&mut results);
         let Err(error) = result else { return };
-        if self.failure.is_some() {
+        if self.failure.is_none() {
+            self.failure = Some(error.within(name));
+        } else if !is_stop(&error) {
             print(self.steps, &style::warning(&format!("{name} failed, too: {}", masked_message(self.steps, &error))));
-            return;
         }
-        self.failure = Some(error.within(name));
     }
 
     /// Returns the end of a step that did not run.
@@ -167,28 +174,36 @@ impl<'s> Sequence<'s> {
         EndedStep { node, results: Vec::new(), result: Ok(Map::new()) }
     }
 
-    fn failed_to_start(&self, name: &str, error: StepError) -> EndedStep {
-        let result = Err(error);
-        let mut node = StartTime::now().node(name, StepEnd::from(&result), Usage::default(), Vec::new());
-        node.message = self.steps.log.mask(&node.message);
-        EndedStep { node, results: Vec::new(), result }
+    /// Returns the end of a step that did not run because the steps were stopped. The sequence then has not succeeded.
+    fn skip_stopped(&self, run: &StepRun<'_>, cause: TerminationCause) -> EndedStep {
+        let reason = match cause {
+            TerminationCause::CanceledByUser => "the job was canceled before the step started",
+            TerminationCause::TimedOut => "a timeout expired before the step started",
+            _ => "the job was stopped before the step started",
+        };
+        EndedStep { result: Err(StepError::Stopped(cause)), ..self.skip(&run.name, &run.path, reason) }
     }
 
-    /// Runs steps in order. The first failure ends them, as does a stop.
+    /// Runs steps in order. The first failure ends them, unless they also run after a failure. A stop ends them in any case.
     async fn run_serial(&self, runs: &[StepRun<'_>]) -> Vec<EndedStep> {
         let mut all = Vec::new();
         for run in runs {
+            if let Some(cause) = self.steps.stop.cause() {
+                all.push(self.skip_stopped(run, cause));
+                break;
+            }
             let ended = self.run_step(self.steps, run).await;
             let has_failed = ended.result.is_err();
             all.push(ended);
-            if has_failed || self.steps.stop.cause().is_some() {
+            if has_failed && !runs_after_failure(run) {
                 break;
             }
         }
         all
     }
 
-    /// Runs steps at the same time. After a failure, steps that have started run to their end, and the others are skipped.
+    /// Runs steps at the same time. After a failure, steps that have started run to their end. The others are skipped unless they also run
+    /// after a failure.
     async fn run_parallel(&self, runs: &[StepRun<'_>], limit: usize) -> Vec<EndedStep> {
         let steps = self.steps;
         steps.log.flush();
@@ -222,14 +237,16 @@ impl<'s> Sequence<'s> {
     ) -> ParallelFuture<'f> {
         Box::pin(async move {
             let own = self.steps.beside_others(turns.log(index));
-            let ended = if has_failed.load(Ordering::Relaxed) || self.steps.stop.cause().is_some() {
-                self.skip(&run.name, &run.path, "another of the parallel steps has failed")
-            } else {
-                self.run_step(&own, run).await
+            let ended = match self.steps.stop.cause() {
+                Some(cause) => self.skip_stopped(run, cause),
+                None if has_failed.load(Ordering::Relaxed) && !runs_after_failure(run) => {
+                    self.skip(&run.name, &run.path, OTHER_FAILED)
+                }
+                None => self.run_step(&own, run).await,
             };
             has_failed.fetch_or(ended.result.is_err(), Ordering::Relaxed);
             own.log.end_lines();
-            turns.end(index);
+            turns.end(index).await;
             (index, ended, own.exports)
         })
     }
@@ -255,7 +272,7 @@ impl<'s> Sequence<'s> {
                 let condition = entry.extension.condition.as_ref().map(to_text).unwrap_or_default();
                 return self.skip(name, path, &format!("its condition is not met: {condition}"));
             }
-            Err(error) => return self.failed_to_start(name, error),
+            Err(error) => return failed_to_start(steps, entry, (name, path), error),
         }
         let start = StartTime::now();
         steps.set_state(path, StepState::Running);
@@ -272,15 +289,38 @@ impl<'s> Sequence<'s> {
         node.attempts = (attempts > 1).then_some(attempts);
         node.message = steps.log.mask(&node.message);
         node.call = record.call.map(|call| Box::new(call.masked(&|text| steps.log.mask(text))));
-        let result = match result {
-            Err(error) if entry.extension.policy.allow_failure && !is_stop(&error) => {
-                let message = masked_message(steps, &error);
-                print(steps, &style::warning(&format!("{name} failed, but the job continues: {message}")));
-                Ok(Map::new())
-            }
-            result => result,
-        };
-        EndedStep { node, results: record.results, result }
+        EndedStep { node, results: record.results, result: tolerated(steps, entry, name, result) }
+    }
+}
+
+/// Returns the end of a step whose matrix or condition is invalid.
+fn failed_to_start(
+    steps: &UserSteps<'_>,
+    entry: &StepEntry,
+    (name, path): (&str, &str),
+    error: StepError,
+) -> EndedStep {
+    steps.set_state(path, StepState::from_end(false));
+    let result = Err(error);
+    let mut node = StartTime::now().node(name, StepEnd::from(&result), Usage::default(), Vec::new());
+    node.message = steps.log.mask(&node.message);
+    EndedStep { node, results: Vec::new(), result: tolerated(steps, entry, name, result) }
+}
+
+/// Returns the result of a step for its sequence. The failure of a step that is allowed to fail is only printed.
+fn tolerated(
+    steps: &UserSteps<'_>,
+    entry: &StepEntry,
+    name: &str,
+    result: Result<Map<String, Value>, StepError>,
+) -> Result<Map<String, Value>, StepError> {
+    match result {
+        Err(error) if entry.extension.policy.allow_failure && !is_stop(&error) => {
+            let message = masked_message(steps, &error);
+            print(steps, &style::warning(&format!("{name} failed, but the job continues: {message}")));
+            Ok(Map::new())
+        }
+        result => result,
     }
 }
 
@@ -311,7 +351,7 @@ async fn run_attempts(
                     own.log.end_lines();
                     print(&own, &retry_warning(&run.name, &masked_message(&own, &error)));
                 };
-                if !attempts.next(&stop, announce).await.map_err(StepError::Stopped)? {
+                if !error.may_pass_later() || !attempts.next(&stop, announce).await.map_err(StepError::Stopped)? {
                     return Err(error);
                 }
             }
@@ -319,7 +359,14 @@ async fn run_attempts(
         let timeout = Duration::from_millis(extension.policy.timeout_ms);
         let deadline = if timeout.is_zero() { None } else { Instant::now().checked_add(timeout) };
         let expired = wait_until_postponed(steps.debugger, deadline);
-        match run_until(&stop, expired, std::future::pending(), work).await {
+        let running = run_until(&stop, expired, std::future::pending(), work);
+        let ended = if timeout.is_zero() {
+            running.await
+        } else {
+            // Only this step is stopped at the timeout, so the steps that run at the same time must keep their processes.
+            Box::pin(steps.processes.in_own_set(&stop, steps.grace, running)).await
+        };
+        match ended {
             (Err(error), true) if is_stop(&error) && steps.stop.cause().is_none() => Err(StepError::Timeout(timeout)),
             (result, _) => result,
         }
@@ -329,6 +376,11 @@ async fn run_attempts(
 
 fn is_parallel(entry: &StepEntry) -> bool {
     entry.extension.parallel.is_some()
+}
+
+/// Returns whether the condition of a step permits that it starts after a failure.
+fn runs_after_failure(run: &StepRun<'_>) -> bool {
+    run.entry.extension.policy.when.allows(true)
 }
 
 fn is_stop(error: &StepError) -> bool {

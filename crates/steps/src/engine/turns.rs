@@ -2,10 +2,15 @@
 //!
 //! The output of the first step that has not ended is written immediately. The output of the steps after it waits in files. So sections do
 //! not overlap, and no other output comes between the lines of a secret. Masking could not recognize such a secret.
+//!
+//! ```text
+//! waiting --its turn comes--> replayed: its output still goes to the file, and the file to the log --end of the file--> current
+//! ```
 
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -17,6 +22,8 @@ use crate::style;
 const MAX_WAITING_BYTES: u64 = 256 * 1024 * 1024;
 /// Size in bytes of the header of a record in the file: the kind and the length of its content.
 const HEADER_BYTES: usize = 5;
+/// Number of bytes to copy from a file to the log before other tasks have their turn.
+const PIECE_BYTES: usize = 64 * 1024;
 
 /// Logs of steps that run at the same time.
 pub(super) struct Turns {
@@ -27,8 +34,10 @@ pub(super) struct Turns {
 }
 
 struct State {
-    /// First step that has not ended. Its output is written immediately.
+    /// First step that has not ended.
     current: usize,
+    /// Whether a task copies the file of `current` to the log. Otherwise its output is written immediately.
+    is_replayed: bool,
     steps: Vec<Waiting>,
 }
 
@@ -36,7 +45,12 @@ struct State {
 #[derive(Default)]
 struct Waiting {
     file: Option<File>,
-    bytes: u64,
+    /// Size of the file in bytes.
+    written: u64,
+    /// Number of bytes of the file that were copied to the log.
+    read: u64,
+    /// Whether further output is dropped.
+    is_full: bool,
     has_ended: bool,
 }
 
@@ -57,7 +71,7 @@ impl Turns {
     /// Creates the logs of this number of steps. Their output is written to `inner`.
     pub(super) fn new(inner: Arc<dyn Log>, temp_dir: PathBuf, steps: usize) -> Arc<Self> {
         let steps = std::iter::repeat_with(Waiting::default).take(steps).collect();
-        Arc::new(Self { inner, temp_dir, state: Mutex::new(State { current: 0, steps }) })
+        Arc::new(Self { inner, temp_dir, state: Mutex::new(State { current: 0, is_replayed: false, steps }) })
     }
 
     /// Returns the log of a step.
@@ -65,33 +79,37 @@ impl Turns {
         Arc::new(TurnLog { turns: Arc::clone(self), step })
     }
 
-    /// Ends the output of a step, and writes the output of other steps that waited for this. Must be called for every step.
-    pub(super) fn end(&self, step: usize) {
-        let mut state = self.state.lock();
-        if let Some(step) = state.steps.get_mut(step) {
-            step.has_ended = true;
-        }
-        while state.steps.get(state.current).is_some_and(|step| step.has_ended) {
-            state.current += 1;
-            let next = state.current;
-            let Some(file) = state.steps.get_mut(next).and_then(|step| step.file.take()) else { continue };
-            if let Err(error) = self.replay(file) {
-                self.warn(&format!(
+    /// Ends the output of a step, and writes the output of other steps that waited for this, unless another call is writing it. Must be called
+    /// for every step.
+    ///
+    /// The output is written in pieces, so that a step with much output does not block other jobs.
+    pub(super) async fn end(&self, step: usize) {
+        let mut is_replaying = self.state.lock().end(step);
+        while is_replaying {
+            let piece = {
+                let mut state = self.state.lock();
+                let piece = state.next_piece();
+                is_replaying = state.is_replayed;
+                piece
+            };
+            match piece {
+                Ok(piece) => self.write_records(&piece),
+                Err(error) => self.warn(&format!(
                     "failed to read the output of a parallel step: {error}; the log lacks a part of it"
-                ));
+                )),
             }
+            tokio::task::yield_now().await;
         }
     }
 
     fn add(&self, step: usize, record: Record<'_>) {
         let mut state = self.state.lock();
-        let current = state.current;
-        let Some(waiting) = state.steps.get_mut(step).filter(|_| step > current) else {
-            return self.write(record);
-        };
+        let State { current, is_replayed, .. } = *state;
+        let waiting = state.steps.get_mut(step).filter(|_| step > current || (step == current && is_replayed));
+        let Some(waiting) = waiting else { return self.write(record) };
         if let Err(error) = waiting.add(record, &self.temp_dir) {
             // A record may be incomplete, so nothing is written after it.
-            waiting.bytes = u64::MAX;
+            waiting.is_full = true;
             self.warn(&format!("failed to store the output of a parallel step: {error}; the log lacks a part of it"));
         }
     }
@@ -103,25 +121,15 @@ impl Turns {
         }
     }
 
-    fn replay(&self, mut file: File) -> io::Result<()> {
-        file.rewind()?;
-        let mut file = io::BufReader::new(file);
-        let mut bytes = Vec::new();
-        let mut header = [0; HEADER_BYTES];
-        while file.read_exact(&mut header).is_ok() {
-            let [kind, length @ ..] = header;
-            bytes.clear();
-            let length = u64::from(u32::from_le_bytes(length));
-            if file.by_ref().take(length).read_to_end(&mut bytes)? as u64 != length {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
+    fn write_records(&self, mut piece: &[u8]) {
+        while let Some((kind, content, rest)) = split_record(piece) {
             self.write(match kind {
-                0 => Record::Write(Stream::Runner, &bytes),
-                1 => Record::Write(Stream::Output, &bytes),
+                0 => Record::Write(Stream::Runner, content),
+                1 => Record::Write(Stream::Output, content),
                 _ => Record::EndLines,
             });
+            piece = rest;
         }
-        Ok(())
     }
 
     fn warn(&self, message: &str) {
@@ -129,40 +137,106 @@ impl Turns {
     }
 }
 
+impl State {
+    /// Ends the output of a step. Returns whether the caller must copy the file of the next step to the log.
+    fn end(&mut self, step: usize) -> bool {
+        if let Some(step) = self.steps.get_mut(step) {
+            step.has_ended = true;
+        }
+        if self.is_replayed {
+            return false;
+        }
+        self.advance();
+        self.is_replayed
+    }
+
+    fn advance(&mut self) {
+        while !self.is_replayed && self.steps.get(self.current).is_some_and(|step| step.has_ended) {
+            self.current += 1;
+            self.is_replayed = self.steps.get(self.current).is_some_and(|step| step.file.is_some());
+        }
+    }
+
+    /// Returns the next records of the file that is copied. At its end, the output of the step is written immediately, and there are none.
+    fn next_piece(&mut self) -> io::Result<Vec<u8>> {
+        let Some(step) = self.steps.get_mut(self.current) else { return Ok(Vec::new()) };
+        let piece = step.next_piece();
+        if !matches!(&piece, Ok(records) if !records.is_empty()) {
+            step.file = None;
+            self.is_replayed = false;
+            self.advance();
+        }
+        piece
+    }
+}
+
 impl Waiting {
-    fn add(&mut self, record: Record<'_>, temp_dir: &std::path::Path) -> io::Result<()> {
-        if self.bytes > MAX_WAITING_BYTES {
+    fn add(&mut self, record: Record<'_>, temp_dir: &Path) -> io::Result<()> {
+        if self.is_full {
             return Ok(());
         }
-        let file = match &mut self.file {
-            Some(file) => file,
-            // The file has no name, so no job can change it, and it is removed in any case.
-            None => self.file.insert(tempfile::tempfile_in(temp_dir)?),
-        };
         let (kind, bytes) = match record {
             Record::Write(Stream::Runner, bytes) => (0, bytes),
             Record::Write(Stream::Output, bytes) => (1, bytes),
             Record::EndLines => (2, &[][..]),
         };
-        let mut add = |kind: u8, bytes: &[u8]| {
-            let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-            self.bytes += bytes.len() as u64;
-            // One call, so that a failure does not separate header and content.
-            file.write_all(&[&[kind], &length.to_le_bytes()[..], bytes].concat())
-        };
-        add(kind, bytes)?;
-        if self.bytes > MAX_WAITING_BYTES {
-            let megabytes = MAX_WAITING_BYTES / 1024 / 1024;
-            let message =
-                format!("the step wrote more than {megabytes} MiB while it waited for its turn; the rest is dropped");
-            self.file.as_mut().map_or(Ok(()), |file| {
-                let text = style::warning(&message);
-                let length = u32::try_from(text.len()).map_err(io::Error::other)?;
-                file.write_all(&[&[0], &length.to_le_bytes()[..], text.as_bytes()].concat())
-            })?;
+        self.append(kind, bytes, temp_dir)?;
+        if self.written - self.read <= MAX_WAITING_BYTES {
+            return Ok(());
         }
+        self.is_full = true;
+        let megabytes = MAX_WAITING_BYTES / 1024 / 1024;
+        let message =
+            format!("the step wrote more than {megabytes} MiB while it waited for its turn; the rest is dropped");
+        self.append(0, style::warning(&message).as_bytes(), temp_dir)
+    }
+
+    fn append(&mut self, kind: u8, bytes: &[u8], temp_dir: &Path) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            // The file has no name, so no job can change it, and it is removed in any case.
+            None => self.file.insert(tempfile::tempfile_in(temp_dir)?),
+        };
+        let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        // One call, so that a failure does not separate header and content.
+        let record = [&[kind], &length.to_le_bytes()[..], bytes].concat();
+        file.write_all(&record)?;
+        self.written += record.len() as u64;
         Ok(())
     }
+
+    /// Returns the next complete records of the file. Empty at the end of the file.
+    fn next_piece(&mut self) -> io::Result<Vec<u8>> {
+        let Some(file) = &self.file else { return Ok(Vec::new()) };
+        let left = usize::try_from(self.written - self.read).unwrap_or(usize::MAX);
+        let mut piece = vec![0; left.min(PIECE_BYTES)];
+        file.read_exact_at(&mut piece, self.read)?;
+        let mut rest = &piece[..];
+        while let Some((_, _, next)) = split_record(rest) {
+            rest = next;
+        }
+        let (mut complete, header) = (piece.len() - rest.len(), rest.first_chunk());
+        if let (0, Some(header)) = (complete, header) {
+            // The first record is larger than a piece.
+            complete = HEADER_BYTES + content_length(*header);
+            piece.resize(complete.min(left), 0);
+            file.read_exact_at(&mut piece, self.read)?;
+        }
+        piece.truncate(complete);
+        self.read += piece.len() as u64;
+        Ok(piece)
+    }
+}
+
+fn content_length([_, length @ ..]: [u8; HEADER_BYTES]) -> usize {
+    usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX)
+}
+
+/// Returns kind and content of the first record, and the bytes after it. `None` means that the record is not complete.
+fn split_record(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
+    let (content, rest) = rest.split_at_checked(content_length(*header))?;
+    Some((header[0], content, rest))
 }
 
 impl Log for TurnLog {
@@ -192,8 +266,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn output_arrives_in_the_order_of_the_steps_and_the_first_step_is_not_delayed() {
+    #[tokio::test]
+    async fn output_arrives_in_the_order_of_the_steps_and_the_first_step_is_not_delayed() {
         let memory = Arc::new(MemoryLog::default());
         let dir = tempfile::tempdir().unwrap();
         let turns = Turns::new(Arc::<MemoryLog>::clone(&memory), dir.path().to_owned(), 3);
@@ -204,13 +278,45 @@ mod tests {
         assert_eq!(*memory.0.lock(), "first\n");
         second.write(Stream::Runner, b"ond");
         second.end_lines();
-        turns.end(2);
+        turns.end(2).await;
         assert_eq!(*memory.0.lock(), "first\n");
-        turns.end(0);
+        turns.end(0).await;
         assert_eq!(*memory.0.lock(), "first\nsecond|");
         second.write(Stream::Output, b"live");
         assert_eq!(*memory.0.lock(), "first\nsecond|live");
-        turns.end(1);
+        turns.end(1).await;
         assert_eq!(*memory.0.lock(), "first\nsecond|livethird\n");
+    }
+
+    #[tokio::test]
+    async fn much_waiting_output_does_not_block_other_tasks_and_keeps_its_order() {
+        const LINES: usize = 200_000;
+        let memory = Arc::new(MemoryLog::default());
+        let dir = tempfile::tempdir().unwrap();
+        let turns = Turns::new(Arc::<MemoryLog>::clone(&memory), dir.path().to_owned(), 3);
+        let [second, third] = [1, 2].map(|step| turns.log(step));
+        let expected: String = (0..LINES).map(|number| format!("{number}\n")).collect();
+        second.write(Stream::Output, expected.as_bytes());
+        for number in 0..LINES {
+            second.write(Stream::Output, format!("{number}\n").as_bytes());
+        }
+        third.write(Stream::Output, b"third\n");
+        let others = async {
+            let mut turns_of_others = 0;
+            while !memory.0.lock().ends_with("third\n") {
+                match turns_of_others {
+                    ..10 => second.write(Stream::Output, format!("later {turns_of_others}\n").as_bytes()),
+                    10 => turns.end(1).await,
+                    _ => {}
+                }
+                turns_of_others += 1;
+                tokio::task::yield_now().await;
+            }
+            turns_of_others
+        };
+        let ((), turns_of_others) = tokio::join!(turns.end(0), others);
+        assert!(turns_of_others > 20, "{turns_of_others} turns while several megabytes were written");
+        let later: String = (0..10).map(|number| format!("later {number}\n")).collect();
+        assert!(*memory.0.lock() == format!("{expected}{expected}{later}third\n"), "the order or the content differs");
     }
 }

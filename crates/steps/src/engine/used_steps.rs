@@ -81,7 +81,7 @@ impl UsedSteps {
         (depth, is_remote): (usize, bool),
     ) -> Result<(), StepError> {
         if depth >= MAX_DEPTH {
-            return Err(StepError::Step(format!("steps are nested more than {MAX_DEPTH} levels deep")));
+            return Err(StepError::Call(format!("steps are nested more than {MAX_DEPTH} levels deep")));
         }
         for entry in entries {
             // Boxed, because this function is recursive.

@@ -29,6 +29,7 @@ use super::settings::{LOG_LEVEL, SettingError, Settings};
 use super::{Job, RETRY_BACKOFF};
 use crate::bundled::BundledSteps;
 use crate::definition::{StepFile, parse_run_list};
+use crate::disk::DiskError;
 use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::{Failure, signal_name};
 use crate::log::{Log, Stream};
@@ -86,7 +87,13 @@ pub enum StepError {
     /// The limits of the rule that allows the step cannot be enforced.
     #[error("failed to load: the limits of the step policy's rule for this step cannot be enforced here")]
     Limits(#[source] LimitError),
-    /// The step file, its inputs or its outputs are invalid.
+    /// The step does not comply with the disk limit of the rule that allows it.
+    #[error(transparent)]
+    Disk(DiskError),
+    /// The inputs do not match the step, or the steps are nested too deep.
+    #[error("{0}")]
+    Call(String),
+    /// The step file or its outputs are invalid, or another part of the step failed.
     #[error("{0}")]
     Step(String),
     /// The failure was caused by the machine, not by the job.
@@ -116,6 +123,22 @@ impl StepError {
             Self::Inner { source, .. } => source.cause(),
             other => other,
         }
+    }
+
+    /// Returns whether another attempt of the step may succeed. An invalid expression, for example, fails every time.
+    pub(super) fn may_pass_later(&self) -> bool {
+        let fails_again = match self.cause() {
+            // Expressions inside the step can use outputs of its other steps, which another attempt may change.
+            Self::Expression { .. } => !matches!(self, Self::Inner { .. }),
+            Self::Setting(_)
+            | Self::Reference(_)
+            | Self::Refused(_)
+            | Self::Limits(_)
+            | Self::Disk(_)
+            | Self::Call(_) => true,
+            _ => false,
+        };
+        !fails_again
     }
 }
 

@@ -58,19 +58,17 @@ impl Cgroup {
         is_usable
     }
 
-    /// Opens the child cgroup with this number for processes to start in, and creates it if it does not exist.
-    ///
-    /// The number must change after each kill: some kernels, such as 6.18, kill every process that is later cloned into a cgroup whose
-    /// processes were killed.
-    pub(super) fn open(&self, number: u64) -> io::Result<File> {
-        let path = self.0.join(number.to_string());
-        match File::open(&path) {
+    /// Opens the child cgroup with this name for processes to start in, and creates it if it does not exist.
+    pub(super) fn open_child(&self, name: &str) -> io::Result<(Self, File)> {
+        let path = self.0.join(name);
+        let directory = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::create_dir_all(&path)?;
                 File::open(&path)
             }
             opened => opened,
-        }
+        }?;
+        Ok((Self(path), directory))
     }
 
     pub(super) fn child(&self, name: &str) -> Option<Self> {

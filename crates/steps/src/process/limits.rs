@@ -1,7 +1,8 @@
 //! Operator's limits for the processes that run commands and steps of the job's author, enforced by the kernel.
 //!
 //! ```text
-//! CPU, memory   cgroup version 1: a cgroup for the job, beside the cgroup of the agent; version 2: the cgroup of the job
+//! CPU, memory   cgroup version 1: a cgroup for the job, beside the cgroup of the agent; version 2: the cgroup of the job.
+//!               The cgroup of a rule is inside the cgroup of the rule for the calling step, so both limits apply
 //! network       a network namespace for each process, with nothing but its own loopback interface
 //! file size     RLIMIT_FSIZE
 //! ```
@@ -12,6 +13,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::iter::successors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +26,7 @@ use super::{Processes, procfs};
 
 /// Period of the CPU limit in microseconds. This is the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. The other cgroups in it have numbers as names.
+/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. Those of sets of processes begin with numbers.
 const RULE_PREFIX: &str = "rule-";
 /// Number of limited jobs of this process, and of rules with limits. Makes the names of their cgroups unique.
 static LIMITED_JOBS: AtomicU64 = AtomicU64::new(0);
@@ -78,7 +80,9 @@ struct Limits {
     outer: Option<Arc<Limits>>,
     /// Values of the limits, combined with the values of `outer`.
     values: StepLimits,
-    /// Cgroups that each process joins, in addition to the cgroups of `outer`.
+    /// Version 2 cgroup in which the processes start, inside the cgroup of `outer`. `None` means that the job has none.
+    unified: Option<Cgroup>,
+    /// Version 1 cgroups that each process joins, in addition to the cgroups of `outer`.
     joined: Vec<Cgroup>,
     /// Directory of the cgroup that limits CPU time. `None` means that CPU time is not limited.
     cpu: Option<PathBuf>,
@@ -90,37 +94,35 @@ struct Limits {
 impl Limits {
     /// Prepares limits that apply in addition to `outer`. `job` is the version 2 cgroup of the job.
     fn prepare(limits: &StepLimits, job: Option<&Cgroup>, outer: Option<Arc<Self>>) -> Result<Self, LimitError> {
+        let limits_resources = limits.cpu_milli.is_some() || limits.memory_bytes.is_some();
+        let parent = outer.as_ref().and_then(|outer| outer.unified.as_ref()).or(job);
+        let unified = match (parent, &outer) {
+            (Some(parent), Some(_)) if limits_resources => {
+                let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
+                parent.child(&format!("{RULE_PREFIX}{number}"))
+            }
+            (parent, _) => parent.cloned(),
+        };
         let mut prepared = Self {
             values: outer.as_ref().map_or_else(|| limits.clone(), |outer| limits.and(&outer.values)),
             cpu: outer.as_ref().and_then(|outer| outer.cpu.clone()),
             memory: outer.as_ref().and_then(|outer| outer.memory.clone()),
             namespaces: outer.as_ref().map_or(Namespaces::Shared, |outer| outer.namespaces),
             outer,
+            unified,
             joined: Vec::new(),
-        };
-        // In a version 2 hierarchy, the limits of a rule are in a cgroup inside the cgroup of the job.
-        let inner = match (job, &prepared.outer) {
-            (Some(job), Some(_)) if limits.cpu_milli.or(limits.memory_bytes.map(|_| 0)).is_some() => {
-                let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
-                job.child(&format!("{RULE_PREFIX}{number}"))
-            }
-            _ => None,
-        };
-        let job = match &prepared.outer {
-            Some(_) => inner.as_ref(),
-            None => job,
         };
         let values = prepared.values.clone();
         if let Some(milli) = limits.cpu_milli.and(values.cpu_milli) {
             let quota = (u64::from(milli) * CPU_PERIOD_US / 1000).max(1000);
             let unified = [("cpu.max", format!("{quota} {CPU_PERIOD_US}"))];
             let version_1 = [("cpu.cfs_period_us", CPU_PERIOD_US.to_string()), ("cpu.cfs_quota_us", quota.to_string())];
-            prepared.cpu = Some(prepared.apply("cpu", job, &unified, &version_1)?);
+            prepared.cpu = Some(prepared.apply("cpu", &unified, &version_1)?);
         }
         if let Some(bytes) = limits.memory_bytes.and(values.memory_bytes) {
             let (unified, version_1) =
                 ([("memory.max", bytes.to_string())], [("memory.limit_in_bytes", bytes.to_string())]);
-            let cgroup = prepared.apply("memory", job, &unified, &version_1)?;
+            let cgroup = prepared.apply("memory", &unified, &version_1)?;
             // Without these files, the system does not count swap.
             let _ = fs::write(cgroup.join("memory.swap.max"), "0");
             let _ = fs::write(cgroup.join("memory.memsw.limit_in_bytes"), bytes.to_string());
@@ -141,7 +143,6 @@ impl Limits {
     fn apply(
         &mut self,
         controller: &'static str,
-        job: Option<&Cgroup>,
         unified: &[(&str, String)],
         version_1: &[(&str, String)],
     ) -> Result<PathBuf, LimitError> {
@@ -151,14 +152,12 @@ impl Limits {
                 fs::write(&path, value).map_err(|source| LimitError::Cgroup { path, source })
             })
         };
-        if let Some(job) = job
-            && has_controller(job, controller)
+        let depth = successors(self.outer.as_ref(), |limits| limits.outer.as_ref()).count();
+        if let Some(cgroup) = &self.unified
+            && has_controller(cgroup, controller, depth)
         {
-            write(job.path(), unified)?;
-            if self.outer.is_some() && !self.joined.iter().any(|joined| joined.path() == job.path()) {
-                self.joined.push(job.clone());
-            }
-            return Ok(job.path().to_owned());
+            write(cgroup.path(), unified)?;
+            return Ok(cgroup.path().to_owned());
         }
         // The cgroup of a rule is inside the cgroup of the job, so that both limits apply.
         let outer = if controller == "cpu" { &self.cpu } else { &self.memory };
@@ -262,24 +261,27 @@ impl Processes {
         limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
     }
 
-    /// Returns the restrictions of a process that is started now.
-    pub(super) fn restrictions_now(&self) -> io::Result<Restrictions> {
-        let Ok(rules) = RULES.try_with(Clone::clone) else { return Ok(Restrictions::default()) };
+    /// Returns the restrictions of a process that is started now, and the version 2 cgroup that limits it. `None` means that no such cgroup does.
+    pub(super) fn limits_now(&self) -> io::Result<(Option<Cgroup>, Restrictions)> {
+        let Ok(rules) = RULES.try_with(Clone::clone) else { return Ok((None, Restrictions::default())) };
         let limits = self.limits.lock();
-        let limits = limits.by_rules.get(&rules).or(limits.all.as_ref());
-        limits.map_or_else(|| Ok(Restrictions::default()), |limits| limits.restrictions())
+        match limits.by_rules.get(&rules).or(limits.all.as_ref()) {
+            Some(limits) => Ok((limits.unified.clone(), limits.restrictions()?)),
+            None => Ok((None, Restrictions::default())),
+        }
     }
 }
 
-/// Returns whether a version 2 cgroup has a controller. Tries to enable it for the cgroup first.
-fn has_controller(cgroup: &Cgroup, controller: &str) -> bool {
+/// Returns whether a version 2 cgroup has a controller. Tries to enable it for the cgroup first. `depth` is the number of limits around it.
+fn has_controller(cgroup: &Cgroup, controller: &str, depth: usize) -> bool {
     let is_listed = || {
         let listed = fs::read_to_string(cgroup.path().join("cgroup.controllers")).unwrap_or_default();
         listed.split_whitespace().any(|listed| listed == controller)
     };
     if !is_listed() {
         // The kernel refuses if the parent contains processes, or does not have the controller itself.
-        for directory in cgroup.path().ancestors().skip(1).take(2).collect::<Vec<_>>().into_iter().rev() {
+        let above = cgroup.path().ancestors().skip(1).take(2 + depth);
+        for directory in above.collect::<Vec<_>>().into_iter().rev() {
             let _ = fs::write(directory.join("cgroup.subtree_control"), format!("+{controller}"));
         }
     }

@@ -7,6 +7,8 @@
 //! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This requires
 //!   a writable subtree of a version 2 hierarchy.
 //!
+//! A step that can be stopped alone has its own set of processes, with an extended tag and with cgroups of its own ([`Processes::in_own_set`]).
+//!
 //! `docs/explanation/processes.md` describes the guarantees of each.
 //!
 //! A [`ProcessRecorder`] stores what was started, so that another agent can terminate the processes that a killed agent left behind
@@ -18,13 +20,14 @@ mod limits;
 mod procfs;
 mod run;
 mod running;
+mod set;
 mod slot;
 mod spawn;
 mod sys;
 mod terminate;
 mod usage;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
@@ -41,6 +44,7 @@ use limits::JobLimits;
 pub use limits::{LimitError, limited};
 pub use run::{Command, ProcessEnd, RunError};
 use running::RUNNING;
+use set::ProcessSet;
 use slot::SlotCgroup;
 pub use slot::{PressureStall, SlotError, SlotShare, UsageCounters};
 pub use sys::Watched;
@@ -130,9 +134,12 @@ impl ProcessManager {
         let record =
             ProcessRecord::Job { tag: tag.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };
         recorder(&record)?;
+        let number = RUNNING.add(&tag);
         Ok(Processes {
             manager: Arc::clone(self),
-            number: RUNNING.add(&tag),
+            number,
+            all: ProcessSet::of_job(number, tag.clone()),
+            sets: AtomicU64::new(0),
             tag,
             cgroup,
             terminations: AtomicU64::new(0),
@@ -140,7 +147,6 @@ impl ProcessManager {
             limits: Mutex::default(),
             environment: self.environment.clone(),
             recorder,
-            leaders: Mutex::new(HashSet::new()),
             usage: Mutex::default(),
             readers: Mutex::new(JoinSet::new()),
         })
@@ -188,6 +194,10 @@ pub struct Processes {
     /// Number of the job in the list of running jobs.
     number: u64,
     tag: String,
+    /// Set of all processes of the job.
+    all: Arc<ProcessSet>,
+    /// Number of sets of steps that were created.
+    sets: AtomicU64,
     /// Cgroup that contains the processes. `None` means that there is no cgroup.
     cgroup: Option<Cgroup>,
     /// Number of times that the processes of the job were terminated.
@@ -198,8 +208,6 @@ pub struct Processes {
     limits: Mutex<JobLimits>,
     environment: Vec<(OsString, OsString)>,
     recorder: ProcessRecorder,
-    /// Leaders of process groups that still run or whose exit status was not collected yet.
-    leaders: Mutex<HashSet<i32>>,
     /// Resource usage of the processes that have ended.
     usage: Mutex<Usage>,
     /// Tasks that read the output of processes. They can outlive the process that a step waits for.

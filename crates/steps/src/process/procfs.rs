@@ -27,7 +27,7 @@ impl Process {
     }
 
     fn has_tag(&self, tag: &str) -> bool {
-        self.tag().is_some_and(|own_tag| own_tag == tag.as_bytes())
+        self.tag().is_some_and(|own_tag| is_within(&own_tag, tag))
     }
 
     /// Returns the tag in the environment of the process. `None` means that it has no tag, or cannot be read.
@@ -38,6 +38,11 @@ impl Process {
         let mut entries = environ.split(|byte| *byte == 0);
         entries.find_map(|entry| Some(entry.strip_prefix(super::JOB_TAG.as_bytes())?.strip_prefix(b"=")?.to_vec()))
     }
+}
+
+/// Returns whether the tag of a process is `tag`, or that of a set inside it.
+pub(super) fn is_within(own_tag: &[u8], tag: &str) -> bool {
+    own_tag.strip_prefix(tag.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
 /// Returns the clock ticks since boot, in the unit of [`Process::start_ticks`]. 0 means that they cannot be read.
@@ -65,7 +70,7 @@ pub(super) fn all_processes() -> Vec<Process> {
     entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Returns the live processes that have the tag, are in the process group of one of `leaders`, or descend from such a process.
+/// Returns the live processes that have the tag or one inside it, are in the process group of one of `leaders`, or descend from such a process.
 pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     select_job_processes(tag, leaders, &live_processes())
 }

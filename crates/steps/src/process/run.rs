@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use super::cgroup::Cgroup;
 use super::child::Child;
 use super::spawn::{Program, spawn_in};
-use super::{AWAITED, JOB_TAG, ProcessRecord, Processes, find_in, procfs};
+use super::{AWAITED, JOB_TAG, ProcessRecord, ProcessSet, Processes, find_in, procfs};
 use crate::log::{Log, Stream};
 use crate::stop::StopToken;
 
@@ -83,7 +83,7 @@ impl Command {
 pub enum ProcessEnd {
     /// The process exited, or was terminated by a signal that Muster did not send.
     Exited(ExitStatus),
-    /// The step was stopped, and all processes of the job were terminated.
+    /// The step was stopped, and all processes of its set were terminated.
     Stopped(TerminationCause),
 }
 
@@ -108,7 +108,8 @@ impl Processes {
     /// Runs a process and waits until it has ended. Its output is written to `log`, including what its children write after
     /// its end.
     ///
-    /// If `stop` is stopped, all processes of the job are terminated, with `grace` between TERM and KILL.
+    /// If `stop` is stopped, all processes of the job are terminated, with `grace` between TERM and KILL. Inside of [`Processes::in_own_set`],
+    /// it is only those that the work has started.
     ///
     /// # Errors
     /// The process could not be started or watched.
@@ -119,7 +120,8 @@ impl Processes {
         stop: &StopToken,
         grace: Duration,
     ) -> Result<ProcessEnd, RunError> {
-        let StartedProcess { program, mut child, input, drained, report } = self.start(command, log)?;
+        let set = self.current_set();
+        let StartedProcess { program, mut child, input, drained, report } = self.start(command, log, &set)?;
         let feed = async {
             if let Some((mut pipe, bytes)) = input {
                 // A process may end without reading its input.
@@ -130,14 +132,14 @@ impl Processes {
             Err(source) => Err(RunError::Start { program: program.display().to_string(), source }),
             Ok(()) => match self.enter_cgroup(child.pid()) {
                 Err(error) => Err(RunError::Watch(error)),
-                Ok(()) => self.watch(&mut child, feed, stop, grace).await,
+                Ok(()) => self.watch(&mut child, feed, stop, (&set, grace)).await,
             },
         };
         if ended.is_err() {
             child.kill();
             let _ = child.wait().await;
         }
-        self.leaders.lock().remove(&child.pid());
+        set.remove_leader(child.pid());
         drop(child);
         let ended = ended?;
         // This also happens after a stop, because the last output must precede the message about the stop.
@@ -146,7 +148,7 @@ impl Processes {
     }
 
     /// Starts a process. Drops its environment and the script that it has, which would only take memory while it runs.
-    fn start(&self, command: Command, log: &Arc<dyn Log>) -> Result<StartedProcess, RunError> {
+    fn start(&self, command: Command, log: &Arc<dyn Log>, set: &ProcessSet) -> Result<StartedProcess, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two
         // pipes, whose lines can be reordered.
@@ -162,9 +164,9 @@ impl Processes {
         let stdio = [stdin, output.map_err(failed)?, write_end];
         let (pid, report) = {
             let mut awaited = AWAITED.lock();
-            let (pid, report) = self.spawn(&command, stdio).map_err(failed)?;
+            let (pid, report) = self.spawn(&command, stdio, set).map_err(failed)?;
             awaited.insert(pid);
-            self.leaders.lock().insert(pid);
+            set.add_leader(pid);
             (pid, report)
         };
         self.set_nofile_limit(pid);
@@ -179,18 +181,19 @@ impl Processes {
         })
     }
 
-    /// Starts the process, in the job's cgroup if there is one. Returns its process ID.
+    /// Starts the process, in a cgroup of its set if the job has one. Returns its process ID.
     ///
     /// The second value is the pipe on which a process that [`spawn_in`] started reports that it cannot execute its program.
-    fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<(i32, Option<OwnedFd>)> {
+    fn spawn(&self, command: &Command, stdio: [OwnedFd; 3], set: &ProcessSet) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
         // Like a shell, this passes the file name as `argv[0]`, because programs print it before their messages.
         let name = command.program.file_name().unwrap_or(command.program.as_os_str());
         let env = command.env.iter().filter(|(key, _)| key != JOB_TAG);
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
-        let env = env.chain([(OsStr::new(JOB_TAG), OsStr::new(&self.tag))]);
-        let restrictions = self.restrictions_now()?;
-        if self.cgroup.is_some() || !restrictions.is_empty() {
+        let env = env.chain([(OsStr::new(JOB_TAG), OsStr::new(&set.tag))]);
+        let (limited_cgroup, restrictions) = self.limits_now()?;
+        let cgroup = limited_cgroup.as_ref().or(self.cgroup.as_ref());
+        if cgroup.is_some() || !restrictions.is_empty() {
             let program = Program {
                 file: &file,
                 args: [name].into_iter().chain(command.args.iter().map(OsString::as_os_str)).collect(),
@@ -198,8 +201,8 @@ impl Processes {
                 work_dir: command.work_dir.as_deref(),
                 stdio: stdio.each_ref().map(AsFd::as_fd),
             };
-            let open = |cgroup: &Cgroup| cgroup.open(self.terminations.load(Ordering::Relaxed));
-            let directory = self.cgroup.as_ref().map(open).transpose()?;
+            let open = |cgroup: &Cgroup| set.open_cgroup(cgroup, self.terminations.load(Ordering::Relaxed));
+            let directory = cgroup.map(open).transpose()?;
             let (pid, report) = spawn_in(directory.as_ref(), &program, &restrictions)?;
             return Ok((pid, Some(report)));
         }
@@ -250,7 +253,7 @@ impl Processes {
         child: &mut Child,
         feed: impl Future<Output = ()>,
         stop: &StopToken,
-        grace: Duration,
+        (set, grace): (&ProcessSet, Duration),
     ) -> Result<ProcessEnd, RunError> {
         let run = async {
             let ((), status) = tokio::join!(feed, self.wait(child));
@@ -261,7 +264,7 @@ impl Processes {
             status = run => status.map(ProcessEnd::Exited).map_err(RunError::Watch),
             never = self.reap_exited_orphans() => match never {},
             cause = stop.stopped() => {
-                self.terminate(grace).await;
+                self.terminate_set(set, grace).await;
                 // All processes were terminated and their usage was counted. Only the exit status remains to be collected.
                 let _ = tokio::time::timeout(grace, child.wait()).await;
                 Ok(ProcessEnd::Stopped(cause))

@@ -42,8 +42,8 @@ impl Running {
         list.jobs.iter().map(|job| job.added_ticks).collect()
     }
 
-    /// Returns whether a running job has this tag.
+    /// Returns whether the tag of a process is that of a running job, or of a set inside it.
     pub(super) fn contains(&self, tag: &[u8]) -> bool {
-        self.0.lock().jobs.iter().any(|job| job.tag.as_bytes() == tag)
+        self.0.lock().jobs.iter().any(|job| procfs::is_within(tag, &job.tag))
     }
 }

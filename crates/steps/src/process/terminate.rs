@@ -13,7 +13,7 @@ use super::cgroup::Cgroup;
 use super::procfs::{self, Process};
 use super::sys::Watched;
 use super::usage::Usage;
-use super::{AWAITED, ProcessRecord, Processes, RUNNING};
+use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 
 /// Maximum time to wait for killed processes to exit. Only a process in an uninterruptible system call takes longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,11 +27,16 @@ impl Processes {
     ///
     /// The number is 0, unless a process is stuck in the kernel.
     pub async fn terminate(&self, grace: Duration) -> usize {
+        self.terminate_set(&self.all, grace).await
+    }
+
+    /// Terminates every process of a set, like [`Processes::terminate`].
+    pub(super) async fn terminate_set(&self, set: &ProcessSet, grace: Duration) -> usize {
         // Their resource usage must be read now, because most of these processes have no parent that collects it.
-        for usage in self.members().into_iter().filter_map(Usage::current) {
+        for usage in self.members_of(set).into_iter().filter_map(Usage::current) {
             self.count(usage);
         }
-        let remaining = terminate_all(|| self.members(), grace, self.cgroup.as_ref()).await;
+        let remaining = terminate_all(|| self.members_of(set), grace, || self.cgroups_of(set)).await;
         self.terminations.fetch_add(1, Ordering::Relaxed);
         self.reap_orphans();
         remaining
@@ -52,7 +57,7 @@ impl Processes {
             // This finds processes that left their own job. A process that started before all running jobs belongs to none of
             // them.
             let is_owned = |process: &Process| start_times.iter().any(|start| *start <= process.start_ticks);
-            terminate_all(|| self.adopted_descendants(|process| !is_owned(process)), grace, None).await;
+            terminate_all(|| self.adopted_descendants(|process| !is_owned(process)), grace, Vec::new).await;
             self.reap_orphans();
         }
         let mut readers = std::mem::take(&mut *self.readers.lock());
@@ -76,20 +81,23 @@ impl Processes {
     fn may_have_processes(&self) -> bool {
         // If the agent is the subreaper, every remaining process of a job descends from a child of the agent.
         let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
-        !self.manager.is_subreaper || !self.leaders.lock().is_empty() || !self.orphans().is_empty() || is_contained()
+        !self.manager.is_subreaper
+            || !self.all.leaders.lock().is_empty()
+            || !self.orphans().is_empty()
+            || is_contained()
     }
 
-    /// Returns all processes of the job: the processes in its cgroup, and those found by process group, tag or descent.
+    /// Returns all processes of a set: the processes in its cgroups, and those found by process group, tag or descent.
     ///
-    /// The cgroup alone is not enough, because a process that may write to the cgroup file system can leave it.
-    pub(super) fn members(&self) -> Vec<i32> {
-        let mut members = self.cgroup.as_ref().map(Cgroup::members).unwrap_or_default();
-        if self.manager.is_subreaper && self.leaders.lock().is_empty() && self.orphans().is_empty() {
+    /// The cgroups alone are not enough, because a process that may write to the cgroup file system can leave it.
+    pub(super) fn members_of(&self, set: &ProcessSet) -> Vec<i32> {
+        let mut members: Vec<i32> = self.cgroups_of(set).iter().flat_map(Cgroup::members).collect();
+        let leaders = set.leaders.lock().clone();
+        if self.manager.is_subreaper && leaders.is_empty() && self.orphans().is_empty() {
             return members;
         }
-        let leaders = self.leaders.lock().clone();
         let find_job = if self.manager.is_subreaper { procfs::job_descendants } else { procfs::job_processes };
-        members.extend(find_job(&self.tag, &leaders));
+        members.extend(find_job(&set.tag, &leaders));
         members.sort_unstable();
         members.dedup();
         members
@@ -136,7 +144,7 @@ impl Processes {
     /// Collects the exit status of orphans in the process groups of this job. Other orphans may belong to another job, which
     /// counts their usage.
     fn reap_own_orphans(&self) {
-        let leaders = self.leaders.lock().clone();
+        let leaders = self.all.leaders.lock().clone();
         let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);
         // Children in the agent's own process group were not started for a job, and no leader of the job is in that group.
         for process in self.orphans().into_iter().filter_map(Process::read).filter(is_own) {
@@ -179,7 +187,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
         if let ProcessRecord::Job { cgroup: Some(path), .. } = record
             && let Some(cgroup) = Cgroup::existing(path)
         {
-            terminate_all(|| cgroup.members(), grace, Some(&cgroup)).await;
+            terminate_all(|| cgroup.members(), grace, || vec![cgroup.clone()]).await;
             cgroup.remove();
             if let Some(parent) = path.parent() {
                 // This is the dead agent's cgroup. The call fails while other jobs are in it.
@@ -205,12 +213,17 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
         })
         .collect();
     for tag in tags {
-        terminate_all(|| procfs::job_processes(tag, &leaders), grace, None).await;
+        terminate_all(|| procfs::job_processes(tag, &leaders), grace, Vec::new).await;
     }
 }
 
-/// Sends TERM, and KILL after `grace`, until `members` returns no process. Returns the number of remaining processes.
-pub(super) async fn terminate_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
+/// Sends TERM, and KILL after `grace`, until `members` returns no process. `cgroups` contain nothing but such processes. Returns the number of
+/// remaining processes.
+pub(super) async fn terminate_all(
+    members: impl Fn() -> Vec<i32>,
+    grace: Duration,
+    cgroups: impl Fn() -> Vec<Cgroup>,
+) -> usize {
     let mut watched: HashMap<i32, Watched> = HashMap::new();
     let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_TIMEOUT)];
     for (signal, deadline) in phases {
@@ -220,10 +233,10 @@ pub(super) async fn terminate_all(members: impl Fn() -> Vec<i32>, grace: Duratio
             if pids.is_empty() {
                 return 0;
             }
-            if signal == Signal::KILL
-                && let Some(cgroup) = cgroup
-            {
-                let _ = cgroup.kill();
+            if signal == Signal::KILL {
+                for cgroup in cgroups() {
+                    let _ = cgroup.kill();
+                }
             }
             watched.retain(|pid, _| pids.contains(pid));
             for pid in pids {

@@ -9,6 +9,8 @@ use super::*;
 use crate::log::{Log, Stream};
 use crate::stop::StopToken;
 
+mod sets;
+
 const GRACE: Duration = Duration::from_millis(200);
 /// Maximum time to wait. It is enough for a busy machine, and well below the run time of the background servers.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -169,7 +171,7 @@ async fn processes_that_ignore_term_are_killed_after_grace_time() {
         };
         let (ended, ()) = tokio::join!(run, stopper);
         assert_eq!(ended.unwrap(), ProcessEnd::Stopped(TerminationCause::TimedOut));
-        assert_eq!(processes.members(), Vec::<i32>::new());
+        assert_eq!(processes.members_of(&processes.all), Vec::<i32>::new());
         processes.finish(GRACE).await;
     }
 }
@@ -318,7 +320,7 @@ async fn orphan_without_tag_is_an_adopted_descendant() {
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
     let pid: i32 = printed_pid(&memory).await;
     wait_for("the process is adopted", || processes.adopted_descendants(|_| true).contains(&pid)).await;
-    terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, None).await;
+    terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, Vec::new).await;
     assert!(!is_alive(pid));
     processes.finish(GRACE).await;
 }
@@ -365,7 +367,7 @@ async fn tag_of_ended_job_does_not_protect_a_process() {
             processes.adopted_descendants(|_| true).contains(&pid)
         })
         .await;
-        terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, None).await;
+        terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, Vec::new).await;
         assert!(!is_alive(pid), "{tag}");
         processes.finish(GRACE).await;
     }
@@ -379,7 +381,7 @@ async fn process_with_tag_of_another_job_ends_with_that_job() {
     let (memory, log) = memory();
     one.run(hidden_process(&format!("{JOB_TAG}={}", two.tag)), &log, &StopToken::new(), GRACE).await.unwrap();
     let pid: i32 = printed_pid(&memory).await;
-    wait_for("the process is adopted and is the other job's", || two.members().contains(&pid)).await;
+    wait_for("the process is adopted and is the other job's", || two.members_of(&two.all).contains(&pid)).await;
     assert!(!one.adopted_descendants(|_| true).contains(&pid));
     two.finish(GRACE).await;
     assert!(!is_alive(pid));

@@ -1,6 +1,7 @@
 //! Steps from Git repositories and registries: conformance cases 89, 90, 92 and 95 to 97 of `docs/spec/steps.md`.
 
 mod cache;
+mod concurrent_promote;
 mod git;
 mod lock;
 mod oci_steps;

@@ -1,8 +1,11 @@
 //! Steps in images of a real registry.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 
-use muster_oci::{Credentials, Digest, HostPlatform, Image, Platform, Registry, Repository, pack, publish};
+use muster_oci::{
+    Credentials, Digest, HostPlatform, Image, PackOptions, Platform, Registry, Repository, pack, publish,
+};
 use muster_test_prerequisites::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
 
 use super::*;
@@ -12,7 +15,7 @@ const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 const ECHO: &str = "spec: {inputs: {word: {type: string, default: none}}}\n---\n\
      exec: {command: ['${{step_dir}}/print', '${{inputs.word}}']}\n";
 
-fn generic() -> Platform {
+pub(super) fn generic() -> Platform {
     Platform { os: "generic".to_owned(), architecture: "generic".to_owned(), ..Platform::default() }
 }
 
@@ -26,7 +29,7 @@ fn other() -> Platform {
 }
 
 /// Returns a layer with the step `ECHO` in the directories, whose program prints `word`.
-fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
+pub(super) fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
     let root = tempfile::tempdir().unwrap();
     for dir in dirs {
         let dir = root.path().join(dir);
@@ -35,7 +38,11 @@ fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
         fs::write(dir.join("print"), format!("#!/bin/sh\necho \"<{word} $1>\"\n")).unwrap();
         make_executable(&dir.join("print"));
     }
-    pack(&[(PathBuf::from("."), root.path().to_owned())]).unwrap()
+    let options = PackOptions { temp_dir: root.path(), limit: 1 << 20, is_stopped: &|| false };
+    let packed = pack(&[(PathBuf::from("."), root.path().to_owned())], options).unwrap();
+    let mut layer = Vec::new();
+    packed.reader().read_to_end(&mut layer).unwrap();
+    layer
 }
 
 pub(super) fn client(registry: &DockerRegistry, path: &str) -> Registry {
@@ -43,9 +50,9 @@ pub(super) fn client(registry: &DockerRegistry, path: &str) -> Registry {
     Registry::new(repository, Some(Credentials::new(REGISTRY_USER, REGISTRY_PASSWORD))).unwrap()
 }
 
-async fn push(registry: &DockerRegistry, tag: &str, images: &[(Platform, Vec<u8>)]) -> Digest {
+pub(super) async fn push(registry: &DockerRegistry, tag: &str, images: &[(Platform, Vec<u8>)]) -> Digest {
     let images =
-        images.iter().map(|(platform, layer)| Image { platform: platform.clone(), layers: vec![layer.clone()] });
+        images.iter().map(|(platform, layer)| Image { platform: platform.clone(), layers: vec![layer.clone().into()] });
     publish(&client(registry, "g/echo"), tag, LAYER_TYPE, images.collect(), &BTreeMap::new()).await.unwrap()
 }
 

@@ -62,8 +62,13 @@ fn denied_builtin_step_is_refused_with_its_rule() {
 
 #[test]
 fn container_gets_the_limits_of_the_policy() {
-    let limits =
-        StepLimits { no_network: true, cpu_milli: Some(1500), memory_bytes: Some(1 << 30), file_bytes: Some(1 << 20) };
+    let limits = StepLimits {
+        no_network: true,
+        cpu_milli: Some(1500),
+        memory_bytes: Some(1 << 30),
+        file_bytes: Some(1 << 20),
+        disk_bytes: Some(1 << 40),
+    };
     let policy = StepPolicy { limits: limits.clone(), ..StepPolicy::default() };
     let docker = DockerSettings { image: "busybox".to_owned(), ..DockerSettings::default() };
     let runner = RunnerSettings {

@@ -180,3 +180,113 @@ async fn steps_of_a_step_file_can_have_the_keys_and_a_section() {
     let titles = [style::title("Greet: [a]"), style::title("Greet: [b]")].concat();
     assert_eq!(outcome.log, format!("{titles}[\"hi a\",\"hi b\"]\n"));
 }
+
+#[tokio::test]
+async fn timeout_of_a_parallel_step_does_not_end_the_others() {
+    let list = json!([
+        {"name": "fifo", "script": "mkfifo fifo"},
+        entry("slow", "echo begun; sleep 600", json!({"parallel": true, "timeout": "200ms", "allow_failure": true})),
+        // This step ends only after the timeout, because the other one must have ended before its slot is used.
+        entry("long", "read x <fifo; echo long ends", json!({"parallel": 2})),
+        entry("last", "echo >fifo; echo last", json!({"parallel": 2})),
+    ]);
+    let outcome = tokio::time::timeout(Duration::from_secs(60), run(&[], list)).await.expect("the steps end");
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    assert!(outcome.log.contains("\nlong ends\n") && outcome.log.ends_with("\nlast\n"), "{}", outcome.log);
+    assert_eq!(outcome.nodes[1].cause, Some(TerminationCause::TimedOut));
+    use StepStatus::{Failure, Success};
+    assert_eq!(states(&outcome)[1..], [("slow", Failure), ("long", Success), ("last", Success)]);
+}
+
+#[tokio::test]
+async fn step_that_always_runs_also_runs_after_the_failure_of_a_parallel_step() {
+    let list = json!([
+        entry("bad", "exit 3", json!({"parallel": 1})),
+        entry("waiting", "echo never", json!({"parallel": 1})),
+        entry("clean", "echo clean", json!({"parallel": 1, "when": "always"})),
+        entry("report", "echo never", json!({"parallel": 1, "when": "on_failure"})),
+    ]);
+    let outcome = run(&[], list).await;
+    assert!(outcome.log.contains("\nclean\n") && !outcome.log.contains("\nnever\n"), "{}", outcome.log);
+    use StepStatus::{Failure, Skipped, Success};
+    let expected = [("report", Skipped), ("bad", Failure), ("waiting", Skipped), ("clean", Success)];
+    assert_eq!(states(&outcome), expected);
+    assert_eq!(outcome.nodes[0].message, "no earlier step has failed");
+    assert_eq!(outcome.nodes[2].message, "another of the parallel steps has failed");
+    let matrix = json!({"when": "always", "matrix": {"code": [5, 0]}});
+    let outcome = run(&[], json!([entry("m", "exit ${{ matrix.code }}", matrix)])).await;
+    assert_eq!(states(&outcome), [("m: [5]", Failure), ("m: [0]", Success)], "without `parallel`, too");
+}
+
+#[tokio::test]
+async fn parallel_steps_do_not_start_if_one_of_them_is_invalid_unless_they_always_run() {
+    let list = json!([
+        entry("other", "echo never", json!({"parallel": true})),
+        entry("bad", "echo never", json!({"parallel": true, "matrix": {"a": "${{ vars.NONE }}"}})),
+        entry("report", "echo never", json!({"parallel": true, "when": "on_failure"})),
+        entry("clean", "echo clean", json!({"parallel": true, "when": "always"})),
+    ]);
+    let outcome = run(&[], list).await;
+    assert!(outcome.result.clone().unwrap_err().contains("matrix: expand \"a\""), "{:?}", outcome.result);
+    assert!(outcome.log.contains("clean\n") && !outcome.log.contains("\nnever\n"), "{}", outcome.log);
+    use StepStatus::{Failure, Skipped, Success};
+    let expected = [("bad", Failure), ("report", Skipped), ("other", Skipped), ("clean", Success)];
+    assert_eq!(states(&outcome), expected);
+    assert_eq!(outcome.nodes[1].message, "no earlier step has failed");
+    assert_eq!(outcome.nodes[2].message, "another of the parallel steps has failed");
+}
+
+#[tokio::test]
+async fn parallel_steps_that_wait_when_the_job_is_stopped_have_that_reason() {
+    let inner = "{}\n---\nrun:\n  - {name: first, script: 'exec sleep 600', muster: {parallel: 1, timeout: 1h}}\n  \
+                 - {name: second, script: echo never, muster: {parallel: 1}}\n";
+    let list = json!([{"name": "outer", "step": "./inner", "muster": {"timeout": "200ms"}}]);
+    let outcome = run(&[("inner", inner)], list).await;
+    assert!(outcome.result.unwrap_err().ends_with("exceeded timeout of 200ms"));
+    assert!(!outcome.log.contains("failed, too"), "a stop is not another failure: {}", outcome.log);
+    let [first, second] = &outcome.nodes[0].steps[..] else { panic!("{:?}", outcome.nodes) };
+    assert_eq!((first.status, second.status), (StepStatus::Cancelled, StepStatus::Skipped));
+    assert_eq!(second.message, "a timeout expired before the step started");
+}
+
+#[tokio::test]
+async fn step_that_may_fail_may_also_have_an_invalid_condition_or_matrix() {
+    let list = json!([
+        entry("condition", "echo never", json!({"allow_failure": true, "if": "${{ vars.NONE }}"})),
+        entry("values", "echo never", json!({"allow_failure": true, "matrix": {"a": "${{ vars.NONE }}"}})),
+        {"name": "last", "script": "echo last"},
+    ]);
+    let outcome = run(&[], list).await;
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    for start in ["condition failed, but the job continues: if: ", "values failed, but the job continues: matrix: "] {
+        assert!(outcome.log.contains(start), "{start}: {}", outcome.log);
+    }
+    assert!(outcome.log.ends_with("last\n"), "{}", outcome.log);
+    use StepStatus::{Failure, Success};
+    assert_eq!(states(&outcome), [("condition", Failure), ("values", Failure), ("last", Success)]);
+}
+
+#[tokio::test]
+async fn failure_that_every_attempt_repeats_is_not_retried() {
+    let twice = json!({"retry": 2});
+    for (item, message) in [
+        (entry("a", "echo ${{ vars.NONE }}", twice.clone()), "evaluating expression failed"),
+        (json!({"name": "a", "step": "./greet", "inputs": {"none": 1}, "muster": twice}), "does not accept input"),
+        (json!({"name": "a", "step": "${{ 'builtin://none' }}", "muster": twice}), "there is no built-in step"),
+        (json!({"name": "a", "step": "./inner", "muster": twice}), "there is no built-in step"),
+    ] {
+        let inner = "{}\n---\nrun: [{name: b, step: '${{ \"builtin://none\" }}'}]\n";
+        let outcome = run(&[("greet", GREET), ("inner", inner)], json!([item])).await;
+        let error = outcome.result.unwrap_err();
+        assert!(error.contains(message), "{error}");
+        assert_eq!((outcome.log.as_str(), outcome.nodes[0].attempts), ("", None), "{error}");
+    }
+    // An expression inside the step can use what its other steps return.
+    let inner = "{}\n---\nrun:\n  - {name: flaky, step: ../flaky, muster: {allow_failure: true}}\n  \
+                 - {name: use, script: 'echo ${{ steps.flaky.outputs.text }}'}\n";
+    let flaky = "spec: {outputs: {text: {type: string}}}\n---\nexec: {command: [sh, -c, 'echo try >>tries; test $(wc -l <tries) = 2 && \
+                 echo \"{\\\"name\\\":\\\"text\\\",\\\"value\\\":\\\"done\\\"}\" >${{output_file}}']}\n";
+    let list = json!([{"name": "a", "step": "./inner", "muster": {"retry": 2}}]);
+    let outcome = run(&[("inner", inner), ("flaky", flaky)], list).await;
+    assert_eq!((outcome.result, outcome.nodes[0].attempts), (Ok(()), Some(2)), "{}", outcome.log);
+}

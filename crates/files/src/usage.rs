@@ -1,0 +1,205 @@
+//! Measures the disk space of directories whose files other users can change meanwhile.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+/// Maximum number of levels below the top directory to enter. Each level keeps a file descriptor open.
+const MAX_LEVELS: usize = 128;
+/// Minimum number of bytes that a file or directory counts. Otherwise, any number of empty files would be free, and would have to be read.
+const MIN_ENTRY_BYTES: u64 = 512;
+/// Maximum number of files with several names to remember. Further ones count once for each name.
+const MAX_LINKED_FILES: usize = 1_000_000;
+
+/// Disk space of directories.
+#[derive(Debug, Default)]
+pub struct DiskUsage {
+    /// Space in bytes that the file system has allocated, at least 512 for each file and directory. A file with several names counts once.
+    pub bytes: u64,
+    /// First directory whose content could not be measured. `None` means that every directory was measured.
+    pub unmeasured: Option<Unmeasured>,
+    /// Device and number of the files with several names.
+    linked: HashSet<(u64, u64)>,
+}
+
+/// Directory whose content is not part of a [`DiskUsage`].
+#[derive(Debug, thiserror::Error)]
+#[error("failed to measure `{}`: {problem}", path.display())]
+pub struct Unmeasured {
+    /// Path of the directory.
+    pub path: PathBuf,
+    /// Reason why it could not be read.
+    pub problem: io::Error,
+    /// Whether the directory belongs to the user of this process.
+    pub is_own: bool,
+}
+
+impl DiskUsage {
+    /// Adds a directory with everything in it. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks.
+    ///
+    /// Symbolic links are not followed, and other file systems that are mounted in the directory are not entered. A directory that does not
+    /// exist has no content.
+    pub fn add(&mut self, path: &Path, limit: u64, is_stopped: &dyn Fn() -> bool) {
+        let top = open_directory(CWD, path).and_then(|directory| Ok((fstat(&directory)?, Dir::new(directory)?)));
+        let (device, top) = match top {
+            Ok((found, entries)) => {
+                self.count(&found);
+                (found.st_dev, entries)
+            }
+            Err(Errno::NOENT) => return,
+            Err(error) => return self.skip(path.to_owned(), error, true),
+        };
+        let mut levels = vec![Level { path: path.to_owned(), entries: top }];
+        while let Some(level) = levels.last_mut() {
+            if self.bytes > limit || is_stopped() {
+                return;
+            }
+            match level.next(device) {
+                Ok(None) => drop(levels.pop()),
+                Ok(Some(Found::Other)) => {}
+                Ok(Some(Found::File(found))) => self.count(&found),
+                Ok(Some(Found::Directory(path, found, opened))) => {
+                    self.count(&found);
+                    let is_own = found.st_uid == geteuid().as_raw();
+                    match opened.and_then(Dir::new) {
+                        _ if levels.len() > MAX_LEVELS => self.skip(path, Errno::NAMETOOLONG, true),
+                        Ok(entries) => levels.push(Level { path, entries }),
+                        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                        Err(error) => self.skip(path, error, is_own),
+                    }
+                }
+                Err(error) => {
+                    let path = std::mem::take(&mut level.path);
+                    levels.pop();
+                    self.skip(path, error, true);
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, found: &Stat) {
+        let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+        if found.st_nlink > 1 && !is_directory && self.linked.len() < MAX_LINKED_FILES {
+            let is_new = self.linked.insert((found.st_dev, found.st_ino));
+            if !is_new {
+                return;
+            }
+        }
+        let blocks = u64::try_from(found.st_blocks).unwrap_or_default();
+        self.bytes = self.bytes.saturating_add(blocks.saturating_mul(512).max(MIN_ENTRY_BYTES));
+    }
+
+    fn skip(&mut self, path: PathBuf, problem: Errno, is_own: bool) {
+        self.unmeasured.get_or_insert_with(|| Unmeasured { path, problem: problem.into(), is_own });
+    }
+}
+
+/// Directory that is being read.
+struct Level {
+    path: PathBuf,
+    entries: Dir,
+}
+
+/// Entry of a directory.
+enum Found {
+    File(Stat),
+    /// Path, properties and descriptor of a directory.
+    Directory(PathBuf, Stat, Result<OwnedFd, Errno>),
+    /// Entry that does not count.
+    Other,
+}
+
+impl Level {
+    /// Returns the next entry on the device. `None` means that there are no more.
+    fn next(&mut self, device: u64) -> Result<Option<Found>, Errno> {
+        let Some(entry) = self.entries.read() else { return Ok(None) };
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            return Ok(Some(Found::Other));
+        }
+        let directory = self.entries.fd()?;
+        let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) if found.st_dev == device => found,
+            // The entry was deleted, or another file system is mounted there.
+            Ok(_) | Err(Errno::NOENT) => return Ok(Some(Found::Other)),
+            Err(error) => return Err(error),
+        };
+        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            return Ok(Some(Found::File(found)));
+        }
+        let name = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
+        Ok(Some(Found::Directory(self.path.join(name), found, open_directory(directory, name))))
+    }
+}
+
+fn open_directory(parent: impl AsFd, name: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    openat(parent, name, flags, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn measured(path: &Path, limit: u64) -> DiskUsage {
+        let mut usage = DiskUsage::default();
+        usage.add(path, limit, &|| false);
+        usage
+    }
+
+    #[test]
+    fn allocated_space_counts_once_and_links_are_not_followed() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let empty = measured(dir.path(), u64::MAX).bytes;
+        fs::write(outside.path().join("large"), vec![1; 4 << 20]).unwrap();
+        fs::File::create(dir.path().join("sparse")).unwrap().set_len(1 << 40).unwrap();
+        fs::create_dir_all(dir.path().join("a/b")).unwrap();
+        fs::write(dir.path().join("a/b/file"), vec![1; 2 << 20]).unwrap();
+        fs::hard_link(dir.path().join("a/b/file"), dir.path().join("a/again")).unwrap();
+        std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
+        let all = measured(dir.path(), u64::MAX);
+        let growth = all.bytes - empty;
+        assert!((2 << 20..(2 << 20) + (1 << 18)).contains(&growth), "{growth} bytes more");
+        assert!(all.unmeasured.is_none());
+        assert_eq!(measured(&dir.path().join("none"), u64::MAX).bytes, 0);
+        let mut stopped = DiskUsage::default();
+        stopped.add(dir.path(), u64::MAX, &|| true);
+        assert!(stopped.bytes <= empty, "nothing is read after a stop");
+    }
+
+    #[test]
+    fn empty_files_count_and_end_the_measurement() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..200 {
+            fs::write(dir.path().join(number.to_string()), "").unwrap();
+        }
+        let empty_files = measured(dir.path(), u64::MAX).bytes;
+        assert!(empty_files >= 200 * MIN_ENTRY_BYTES, "{empty_files}");
+        let limited = measured(dir.path(), 50 * MIN_ENTRY_BYTES).bytes;
+        assert!(limited < empty_files, "{limited} of {empty_files} bytes were counted");
+    }
+
+    #[test]
+    fn directories_that_cannot_be_measured_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut deep = dir.path().to_owned();
+        for _ in 0..=MAX_LEVELS {
+            deep.push("d");
+        }
+        fs::create_dir_all(&deep).unwrap();
+        let unmeasured = measured(dir.path(), u64::MAX).unmeasured.unwrap();
+        assert!(unmeasured.is_own && unmeasured.to_string().contains("/d/d`: File name too long"), "{unmeasured}");
+        fs::write(dir.path().join("file"), "").unwrap();
+        let unmeasured = measured(&dir.path().join("file"), u64::MAX).unmeasured.unwrap();
+        assert!(unmeasured.to_string().contains("Not a directory"), "{unmeasured}");
+    }
+}

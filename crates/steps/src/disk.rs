@@ -1,0 +1,144 @@
+//! Limit of the disk space of a job's directories.
+//!
+//! The kernel cannot limit the space of all files of some processes together. Therefore the directories are measured while a step runs, and at its
+//! end. A step can exceed the limit between two measurements, but it cannot succeed with more.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_files::{DiskUsage, Unmeasured};
+use muster_job::TerminationCause;
+use tokio_util::sync::CancellationToken;
+
+use crate::log::{Log, Stream};
+use crate::stop::StopToken;
+use crate::style;
+
+/// Minimum time between two measurements.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum time between two measurements as a multiple of the time of one. It bounds the cost to 5 % of a CPU.
+const INTERVAL_RATIO: u32 = 20;
+
+/// Disk limit of a step.
+#[derive(Debug, Clone)]
+pub(crate) struct DiskLimit {
+    /// Maximum space in bytes of all directories together.
+    pub(crate) bytes: u64,
+    pub(crate) directories: Vec<PathBuf>,
+    /// Whether the directories may already hold more than the limit when the step starts. They must not grow then.
+    pub(crate) may_start_above: bool,
+}
+
+/// Reason why a step does not comply with its disk limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DiskError {
+    /// The directories hold more than the limit.
+    #[error(
+        "the directories of the job hold more than {}, the disk limit of the runner's step policy; delete files that are not needed, or ask the \
+         operator of the runner for a higher limit",
+        size_text(*.0)
+    )]
+    Exceeded(u64),
+    /// The step left something that cannot be measured.
+    #[error(
+        "the disk limit of the runner's step policy cannot be checked: {0}; delete the directory or make it readable at the end of the step"
+    )]
+    Unmeasured(String),
+}
+
+impl DiskLimit {
+    /// Runs the work of a step, and stops it if its directories hold more than the limit. Returns the result of the work, and the reason why the
+    /// step does not comply with the limit.
+    ///
+    /// Warnings are written to `log`.
+    pub(crate) async fn enforce<T, E>(
+        &self,
+        stop: &StopToken,
+        log: &Arc<dyn Log>,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> (Result<T, E>, Option<DiskError>) {
+        let mut allowed = self.bytes;
+        if self.may_start_above {
+            tokio::select! {
+                biased;
+                _ = stop.stopped() => {}
+                usage = self.measure(u64::MAX) => allowed = allowed.max(usage.bytes),
+            }
+        }
+        let mut error = None;
+        let watch = async { error = Some(self.exceeded(allowed).await) };
+        let result = stop.stop_on(watch, TerminationCause::ResourceExhausted, work).await;
+        if result.is_ok() && error.is_none() {
+            error = tokio::select! {
+                biased;
+                _ = stop.stopped() => None,
+                error = self.at_end(allowed, log) => error,
+            };
+        }
+        (result, error)
+    }
+
+    /// Waits until the directories hold more than `allowed` bytes.
+    async fn exceeded(&self, allowed: u64) -> DiskError {
+        loop {
+            let start = Instant::now();
+            if self.measure(allowed).await.bytes > allowed {
+                return DiskError::Exceeded(self.bytes);
+            }
+            tokio::time::sleep(MIN_INTERVAL.max(start.elapsed() * INTERVAL_RATIO)).await;
+        }
+    }
+
+    /// Measures the directories after the work. What it has made unreadable is an error only now, because tests of programs do that for a while.
+    async fn at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
+        let usage = self.measure(allowed).await;
+        if usage.bytes > allowed {
+            return Some(DiskError::Exceeded(self.bytes));
+        }
+        let Unmeasured { is_own, .. } = usage.unmeasured.as_ref()?;
+        let message = usage.unmeasured.as_ref()?.to_string();
+        if *is_own {
+            return Some(DiskError::Unmeasured(message));
+        }
+        // The user of the job, such as that of a container, may have no permission for files of its other users.
+        log.write(Stream::Runner, style::warning(&format!("{message}; the disk limit does not include it")).as_bytes());
+        None
+    }
+
+    /// Measures the directories, at most up to `limit`. Cancel-safe.
+    async fn measure(&self, limit: u64) -> DiskUsage {
+        let token = CancellationToken::new();
+        let _stops_thread = token.clone().drop_guard();
+        let directories = self.directories.clone();
+        let measured = tokio::task::spawn_blocking(move || {
+            let mut usage = DiskUsage::default();
+            for directory in &directories {
+                usage.add(directory, limit, &|| token.is_cancelled());
+            }
+            usage
+        });
+        measured.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "failed to measure the directories of a job");
+            DiskUsage::default()
+        })
+    }
+}
+
+/// Returns a number of bytes in the largest unit that needs no fraction.
+fn size_text(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    unit.map_or_else(|| format!("{bytes} bytes"), |(shift, name)| format!("{} {name}", bytes >> shift))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_has_the_largest_unit_without_a_fraction() {
+        let texts = [10 << 30, 1536 << 20, 3 << 10, 1000].map(size_text);
+        assert_eq!(texts, ["10 GiB", "1536 MiB", "3 KiB", "1000 bytes"]);
+    }
+}
