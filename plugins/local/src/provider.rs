@@ -247,8 +247,8 @@ impl Inner {
         target: InstanceState,
     ) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let is_suspend = target == InstanceState::Suspended;
-        let (change, revert): (fn(u32) -> bool, fn(u32) -> bool) =
-            if is_suspend { (suspend::suspend, suspend::resume) } else { (suspend::resume, suspend::suspend) };
+        let [change, revert]: [fn(u32) -> bool; 2] =
+            if is_suspend { [suspend::suspend, suspend::resume] } else { [suspend::resume, suspend::suspend] };
         let mut succeeded = Vec::new();
         for id in ids {
             let mut group = self.group();
