@@ -19,15 +19,14 @@ fn instances_run_several_jobs_each_in_a_container_of_its_own() {
     let job = |name: &String| {
         format!(
             "{name}:\n  image: {IMAGE}\n  services: [{{name: {IMAGE}, alias: web, command: [nc, -ll, -p, '80', -e, echo, served], variables: {{HEALTHCHECK_TCP_PORT: '80'}}}}]\n  \
-             script: ['test ! -e /tmp/mark && touch /tmp/mark', 'echo \"container $(hostname) has $(nc web 80 </dev/null)\"', 'head -n 1 .gitlab-ci.yml', \
+             script: ['test ! -e /tmp/mark && touch /tmp/mark', 'mkdir /shared/in-use', 'sleep 1', 'rmdir /shared/in-use', 'echo \"container $(hostname) has $(nc web 80 </dev/null)\"', 'head -n 1 .gitlab-ci.yml', \
              'echo made > out.txt']\n  artifacts: {{paths: [out.txt]}}\n"
         )
     };
     let last = "last:\n  stage: deploy\n  image: {IMAGE}\n  script: [cat out.txt]\n".replace("{IMAGE}", IMAGE);
     let yaml: String = names.iter().map(job).chain([last]).collect();
-    // The instances share one engine, so jobs in the same slot of two instances would share the volumes that later jobs reuse.
     let keys = format!(
-        "[runners.docker]\n    host = {:?}\n    image = {IMAGE:?}\n    pull_policy = \"if-not-present\"\n    disable_cache = true",
+        "[runners.docker]\n    host = {:?}\n    image = {IMAGE:?}\n    pull_policy = \"if-not-present\"\n    volumes = [\"/shared\"]",
         engine.url()
     );
     let autoscaler = "    capacity_per_instance = 2\n    max_instances = 2\n";

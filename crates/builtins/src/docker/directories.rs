@@ -11,6 +11,7 @@ use bollard::Docker;
 use bollard::query_parameters::UploadToContainerOptions;
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer};
 use muster_agent_api::container::{EXECUTABLE, RUN_DIR};
+use muster_job::is_below;
 use muster_steps::failure::Failure;
 
 use super::engine::failed;
@@ -77,12 +78,7 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
 fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
     let mut found = vec![(RUN_DIR.to_owned(), RUN_DIR_MODE)];
     for directory in &job.directories {
-        let inside = |destination: &str| {
-            directory
-                .strip_prefix(destination.trim_end_matches('/'))
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        let volumes = job.volumes.iter().filter(|volume| inside(&volume.destination));
+        let volumes = job.volumes.iter().filter(|volume| is_below(directory, &volume.destination));
         let path = match volumes.max_by_key(|volume| volume.destination.len()) {
             Some(volume) if volume.source.starts_with('/') => continue,
             Some(volume) => &volume.destination,

@@ -1,5 +1,6 @@
 //! Sessions with instances, opened with the connection details of their plugin.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use muster_fleeting::connector::{self, DialOptions};
@@ -24,6 +25,15 @@ impl Addresses {
     /// Returns the addresses in a plugin's answer.
     pub(super) fn from_info(info: &ConnectInfo) -> Self {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
+    }
+
+    /// Returns whether the instance is on the manager's host.
+    pub(super) fn are_of_this_host(&self) -> bool {
+        let is_loopback = |address: &str| match address.parse::<IpAddr>() {
+            Ok(ip) => ip.is_loopback(),
+            Err(_) => address == "localhost",
+        };
+        [&self.internal, &self.external].into_iter().any(|address| is_loopback(address))
     }
 }
 
@@ -119,6 +129,15 @@ mod tests {
         assert_eq!(dialing(false, false), "Dialing instance i-1...");
         assert_eq!(dialing(true, false), "Dialing instance i-1, 10.0.0.5...");
         assert_eq!(dialing(true, true), "Dialing instance i-1, 10.0.0.5, 192.0.2.1...");
+    }
+
+    #[test]
+    fn instance_with_a_loopback_address_is_on_this_host() {
+        let of_this_host = |internal: &str, external: &str| {
+            Addresses { internal: internal.to_owned(), external: external.to_owned() }.are_of_this_host()
+        };
+        assert!(of_this_host("127.0.0.1", "") && of_this_host("", "::1") && of_this_host("localhost", ""));
+        assert!(!of_this_host("10.0.0.5", "192.0.2.1") && !of_this_host("", ""));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A job's slot on an instance, as an execution environment.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -211,8 +212,9 @@ impl ExecutionEnvironment for InstanceEnvironment {
 impl Sharing for InstanceEnvironment {
     fn slot_share(&self) -> Option<SlotShare> {
         let slot = self.held.slot.as_ref()?;
-        let (settings, home) = (self.held.shared.settings(), self.machine.home());
-        Some(share::slot_share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
+        let (shared, nested) = (&self.held.shared, self.held.nested.is_some());
+        let shares_host = !nested && shared.is_on_this_host.load(Ordering::Relaxed);
+        Some(share::slot_share(slot, &shared.settings(), self.machine.home().as_deref(), nested, shares_host))
     }
 
     fn report_usage(&self, used: &ResourceUsage) {

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -91,6 +91,8 @@ pub(super) struct ProviderContext {
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
     /// Virtual machines of jobs, if `vm_isolation` is set.
     pub(super) isolation: Arc<Isolation>,
+    /// Whether an instance was reached on the manager's host. It then shares with others what the host has, such as a container engine.
+    pub(super) is_on_this_host: AtomicBool,
     /// Set after the warning that jobs run without cgroups was logged.
     pub(super) warned_no_cgroup: Once,
     /// Resources that the instances use.
@@ -135,6 +137,7 @@ impl InstanceExecutor {
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
             isolation: Arc::default(),
+            is_on_this_host: AtomicBool::new(false),
             warned_no_cgroup: Once::new(),
             usage: InstanceUsageTracker::default(),
             meters: Mutex::default(),
@@ -441,7 +444,10 @@ impl ProviderContext {
                 Ok(info)
             }
         };
-        dial(name.as_str(), details, settings::dial_options(connector), self.known_hosts(), is_new).await
+        let options = settings::dial_options(connector);
+        let (session, addresses) = dial(name.as_str(), details, options, self.known_hosts(), is_new).await?;
+        self.is_on_this_host.fetch_or(addresses.are_of_this_host(), Ordering::Relaxed);
+        Ok((session, addresses))
     }
 
     /// Records that a lease of an earlier manager process was claimed, or is no longer needed.

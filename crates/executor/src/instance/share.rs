@@ -42,12 +42,14 @@ fn hash_number(parts: &[&[u8]]) -> u64 {
 
 /// Returns the share of a lease.
 ///
-/// `home` is the home directory on the instance, if it is known yet. `nested` means that the job has a separate virtual machine.
+/// `home` is the home directory on the instance, if it is known yet. `nested` means that the job has a separate virtual machine. `shares_host`
+/// means that the instance is on the manager's host.
 pub(super) fn slot_share(
     lease: &driver::LeaseHandle,
     settings: &AutoscalerSettings,
     home: Option<&Path>,
     nested: bool,
+    shares_host: bool,
 ) -> SlotShare {
     let sticky = |sticky: &StickySettings| {
         Some(StickyContextSettings {
@@ -64,6 +66,7 @@ pub(super) fn slot_share(
         measured: density.learn_from_usage,
         sticky: settings.sticky.as_ref().and_then(sticky),
         is_exclusive: nested || settings.scaling.config.max_uses == Some(NonZeroU32::MIN),
+        shares_host,
     }
 }
 

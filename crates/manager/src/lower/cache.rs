@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::flags::Flags;
 use super::paths::Paths;
 use super::variables::Variables;
-use super::{JobContext, LowerError, driver};
+use super::{JobContext, LowerError, driver, protection};
 
 /// Number of leading digits of a hashed key that are also a separate segment of the object's name.
 const SHARD_DIGITS: usize = 2;
@@ -82,13 +82,9 @@ fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
     is_chosen && !driver::applies(context)
 }
 
-/// Returns the protection level of a cache. Caches of different levels share no chunks.
-///
-/// The key decides, because the coordinator adds the suffix `-protected` to the keys of protected refs. If a job of an unprotected ref
-/// uses such a key, the suffix has no effect, because the payload states that the ref is unprotected.
+/// Returns the name of the protection level of a cache. Caches of different levels share no chunks.
 fn level(payload: &JobPayload, key: &str) -> &'static str {
-    let is_unprotected = payload.git_info.protected == Some(false);
-    if is_protected_key(key) && !is_unprotected { "protected" } else { "unprotected" }
+    if protection::of_cache(payload, key) { "protected" } else { "unprotected" }
 }
 
 fn key(payload: &JobPayload, cache: &Cache) -> String {
@@ -107,7 +103,7 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     let mut keys: Vec<String> = cache.fallback_keys.iter().map(|key| variables.expand(key)).collect();
     if let Some(key) = variables.get("CACHE_FALLBACK_KEY").filter(|key| !key.is_empty()) {
         let directory = sanitize(&key).unwrap_or_default();
-        if [&key, &directory].into_iter().any(|key| is_protected_key(key)) {
+        if [&key, &directory].into_iter().any(|key| protection::is_protected_key(key)) {
             warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to end in \"-protected\""));
         } else if is_hash(&directory) {
             warnings.push(format!("CACHE_FALLBACK_KEY \"{key}\" not allowed to be the hash of a key"));
@@ -116,11 +112,6 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
         }
     }
     keys
-}
-
-/// Returns whether a key names a cache of protected refs. Some file systems ignore case, and dots and blanks at the end of a name.
-fn is_protected_key(key: &str) -> bool {
-    key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }
 
 /// Returns whether a directory of this name may belong to a hashed key. A hash does not reveal whether its key ends in `-protected`.

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::settings::JobSettings;
-use super::{JobContext, driver, suspension};
+use super::{JobContext, docker, driver, suspension};
 
 /// Name of the directory of all mirrors, beside the builds directory.
 const DIRECTORY: &str = "git-mirrors";
@@ -37,7 +37,8 @@ pub(super) fn git_mirror(
         && !driver::applies(context)
         // A later job may resume a suspended environment, but the view of the mirror ends with this job.
         && !suspension::can_suspend(payload, context)
-        && has_local_engine(context);
+        // The job's containers, if it has any, can have a directory of the agent's machine.
+        && (!context.runner.uses_containers() || docker::has_local_engine(&context.runner));
     let directory = mirror.dir.clone().unwrap_or_else(|| DIRECTORY.into());
     let root = machine.builds.parent()?.join(directory);
     if !is_possible || !root.is_absolute() {
@@ -57,15 +58,6 @@ pub(super) fn git_mirror(
         credential_helper: checkout.credential_helper,
         tls: checkout.tls.clone(),
         max_age_s: mirror.max_age.as_secs(),
-    })
-}
-
-/// Returns whether the job's containers, if it has any, can have a directory of the agent's machine.
-fn has_local_engine(context: &JobContext) -> bool {
-    let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers());
-    // The engine of a machine is used on the machine itself.
-    docker.is_none_or(|docker| {
-        context.runner.executor == "docker+machine" || docker.host.is_empty() || docker.host.starts_with("unix://")
     })
 }
 

@@ -16,6 +16,7 @@ mod inputs;
 mod mirror;
 mod paths;
 mod policy;
+mod protection;
 pub(crate) mod secrets;
 mod settings;
 mod share;

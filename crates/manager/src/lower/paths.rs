@@ -1,7 +1,7 @@
 //! The directories of a job.
 
 use muster_agent_api::builtin::DRIVER_LAYOUT;
-use muster_job::{Variable, expand_within, short_token};
+use muster_job::{Variable, expand_within, is_below, short_token};
 use muster_runner_api::payload::JobPayload;
 use url::Url;
 
@@ -73,8 +73,8 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
         name => value(name).unwrap_or_default().to_owned(),
     });
     let path = path.ok_or_else(too_long)?;
-    let within = clean(&path)
-        .filter(|path| path.strip_prefix(builds_dir.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/')));
+    let builds = builds_dir.trim_end_matches('/');
+    let within = clean(&path).filter(|path| path != builds && is_below(path, builds));
     match within {
         // The placeholder for the driver's layout may become empty. The path would then be the builds directory itself.
         Some(path) if !path.contains(DRIVER_LAYOUT) => Ok(Some(path)),

@@ -8,6 +8,7 @@ use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
 
 use super::JobContext;
+use super::protection;
 use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
@@ -16,8 +17,6 @@ const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
 /// Variable with which a job declines a sticky context, by the value `false`.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
-/// Variable that contains whether the ref is protected, for servers whose payload has no such field.
-const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 /// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
 /// Number of hexadecimal digits of the runner's key in the name of a context: two runners may share a machine.
@@ -27,21 +26,6 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
     names.iter().find_map(|name| {
         let variable = payload.variables.iter().rfind(|variable| variable.key == *name)?;
         Some((*name, variable.value.as_str())).filter(|(_, value)| !value.trim().is_empty())
-    })
-}
-
-/// Returns whether the job's ref is protected. `None` means that the server does not report it.
-///
-/// Older servers do not send the field. For them, the first variable named [`PROTECTED`] counts. The job itself may set later ones, with
-/// which it could read data of protected jobs, or leave data for protected jobs to read.
-pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
-    payload.git_info.protected.or_else(|| {
-        let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;
-        match first.value.as_str() {
-            "true" => Some(true),
-            "false" => Some(false),
-            _ => None,
-        }
     })
 }
 
@@ -60,12 +44,12 @@ pub(crate) fn environment_request(
 fn request_without_resume(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
     EnvironmentRequest {
         name: payload.job_info.name.clone(),
-        protected: protected(payload).unwrap_or_default(),
+        protected: protection::of_ref(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| EnvironmentRequest::parse_cpu(text)),
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| EnvironmentRequest::parse_memory(text)),
         // A job of an unknown protection level must not share a context with any other job. Containers have none.
         sticky: !runner.uses_containers()
-            && protected(payload).is_some()
+            && protection::of_ref(payload).is_some()
             && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
         image: vm_image(payload, runner),
         ..EnvironmentRequest::new(payload.id)

@@ -10,7 +10,8 @@ use url::form_urlencoded;
 
 use super::JobContext;
 use super::flags::Flags;
-use super::share::{context_name, protected};
+use super::protection;
+use super::share::context_name;
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
 /// Field of a key that names the environment.
@@ -70,7 +71,7 @@ fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, Suspen
     if runner.id <= 0 {
         return Err(SuspendUnsupported::RunnerId);
     }
-    let protected = protected(payload).ok_or(SuspendUnsupported::Protection)?;
+    let protected = protection::of_ref(payload).ok_or(SuspendUnsupported::Protection)?;
     Ok(context_name(runner, payload.job_info.project_id, protected))
 }
 

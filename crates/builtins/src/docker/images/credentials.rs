@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 use muster_agent_api::builtin::RegistryCredentials;
+use muster_job::is_below;
 use muster_oci::{CredentialHelper, HelperError};
 use serde_json::json;
 
@@ -66,8 +67,7 @@ pub(super) fn matching<'a>(entries: &'a [RegistryCredentials], image: &Reference
                 path if path.is_empty() => image.registry().to_owned(),
                 path => path,
             };
-            let rest = repository.strip_prefix(path.as_str())?;
-            (rest.is_empty() || rest.starts_with('/')).then_some((path.len(), entry))
+            is_below(repository, &path).then_some((path.len(), entry))
         })
         .collect();
     found.sort_by_key(|(length, _)| std::cmp::Reverse(*length));

@@ -129,6 +129,13 @@ fn is_elsewhere(runner: &RunnerSettings) -> bool {
     matches!(runner.executor.as_str(), "docker+machine" | "docker-autoscaler")
 }
 
+/// Returns whether the engine is on the machine of the agent, as far as the configuration shows.
+pub(super) fn has_local_engine(runner: &RunnerSettings) -> bool {
+    let host = runner.docker.as_ref().map(|docker| docker.host.as_str()).unwrap_or_default();
+    // The engine of a machine is used on the machine itself.
+    runner.executor == "docker+machine" || host.is_empty() || host.starts_with("unix://")
+}
+
 /// Returns the context of a job inside its container: its directories are those in the container.
 pub(super) fn inside(context: &JobContext) -> JobContext {
     let runner = &context.runner;
@@ -213,7 +220,7 @@ fn container(
     let names = Names::of(payload, context);
     let image = payload.image.as_ref();
     let (name, is_default) = images::build_image(image, docker, variables)?;
-    let mut volumes = Volumes::new(payload, docker, &names);
+    let mut volumes = Volumes::new(payload, docker, &names, variables);
     volumes.add_configured(paths, variables)?;
     volumes.add_builds(&paths.builds_dir, settings.strategy == "fetch");
     let cache_dir = context.directories.cache.display().to_string();

@@ -33,8 +33,10 @@ impl Names {
         let (runner, slot) = (&context.runner, context.slot.project_slot);
         let (token, project_id) = (short_token(runner.token.expose()), payload.job_info.project_id);
         let project = host_name(&format!("runner-{token}-project-{project_id}-concurrent-{slot}"));
-        // An environment with its own slots uses their numbers, so that it has as many sets of volumes as slots.
-        let volumes = context.share.as_ref().map_or(slot, |share| share.slot);
+        // An environment with its own slots uses their numbers, so that its engine has as many sets of volumes as slots. Environments that
+        // share an engine have the same slots.
+        let own = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
+        let volumes = own.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
         // The same job has the same names after a restart of the manager, so that the containers and volumes that it left are found.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);

@@ -39,7 +39,7 @@ pub(super) fn services(
     names: &Names,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<ServiceSpec>, LowerError> {
-    let requested = requested_services(parts, docker);
+    let requested = requested_services(parts.payload, docker, parts.variables);
     let count = u32::try_from(requested.len()).unwrap_or(u32::MAX);
     if let Some(limit) = docker.services_limit.filter(|limit| count > *limit) {
         return Err(LowerError::configuration(format!("too many services requested: {count}, only {limit} allowed")));
@@ -70,13 +70,14 @@ pub(super) fn services(
 
 /// Returns the images of all services, expanded.
 pub(super) fn image_names(payload: &JobPayload, docker: &DockerSettings, variables: &Variables) -> Vec<String> {
-    let of_runner = docker.services.iter().map(|service| &service.name);
-    let names = of_runner.chain(payload.services.iter().map(|service| &service.name));
-    names.map(|name| variables.expand(name).trim().to_owned()).collect()
+    requested_services(payload, docker, variables).into_iter().map(|service| service.name).collect()
 }
 
-fn requested_services<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<RequestedService<'a>> {
-    let variables = parts.variables;
+fn requested_services<'a>(
+    payload: &'a JobPayload,
+    docker: &'a DockerSettings,
+    variables: &Variables,
+) -> Vec<RequestedService<'a>> {
     let of_runner = docker.services.iter().map(|service: &DockerService| RequestedService {
         name: variables.expand(&service.name).trim().to_owned(),
         alias: variables.expand(&service.alias),
@@ -85,7 +86,6 @@ fn requested_services<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> V
         variables: service.environment.iter().map(|(name, value)| Variable::public(name, value)).collect(),
         of_job: None,
     });
-    let payload: &'a JobPayload = parts.payload;
     let of_job = payload.services.iter().map(|service| RequestedService {
         name: variables.expand(&service.name).trim().to_owned(),
         alias: variables.expand(service.alias.as_deref().unwrap_or_default()),

@@ -2,11 +2,12 @@
 
 use muster_agent_api::builtin::DockerVolume;
 use muster_config::settings::DockerSettings;
+use muster_job::is_below;
 use muster_runner_api::payload::JobPayload;
 
 use super::super::paths::Paths;
 use super::super::variables::Variables;
-use super::super::{LowerError, paths, share};
+use super::super::{LowerError, paths, protection};
 use super::names::{Names, label};
 
 /// Volumes that are mounted in all containers of a job.
@@ -18,10 +19,14 @@ pub(super) struct Volumes<'a> {
 }
 
 impl<'a> Volumes<'a> {
-    pub(super) fn new(payload: &JobPayload, docker: &'a DockerSettings, names: &'a Names) -> Self {
-        // A cache of protected refs must not be visible to jobs of other refs.
-        let has_protected_key = payload.cache.iter().any(|cache| cache.key.ends_with("-protected"));
-        let is_protected = share::protected(payload).unwrap_or_default() || has_protected_key;
+    pub(super) fn new(
+        payload: &JobPayload,
+        docker: &'a DockerSettings,
+        names: &'a Names,
+        variables: &Variables,
+    ) -> Self {
+        let is_protected =
+            protection::of_volumes(payload, payload.cache.iter().map(|cache| variables.expand(&cache.key)));
         Self { docker, names, is_protected, list: Vec::new() }
     }
 
@@ -164,11 +169,6 @@ fn split(entry: &str) -> Option<(Option<&str>, &str, &str)> {
 fn absolute(path: &str, base: &str) -> String {
     let path = if path.starts_with('/') { path.to_owned() } else { format!("{base}/{path}") };
     paths::clean(&path).unwrap_or(path)
-}
-
-/// Returns whether `path` is `directory` or below it.
-fn is_below(path: &str, directory: &str) -> bool {
-    path.strip_prefix(directory.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns `base` and all directories from there to `path`, which is below it.

@@ -14,7 +14,15 @@ fn shared() -> SlotShare {
         max_size_bytes: 9,
         max_age: Duration::from_secs(8),
     };
-    SlotShare { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_exclusive: false }
+    SlotShare {
+        slot: 3,
+        slots: 2,
+        memory_bytes: 7,
+        measured: false,
+        sticky: Some(sticky),
+        is_exclusive: false,
+        shares_host: false,
+    }
 }
 
 fn lowered_on(share: SlotShare, change: impl FnOnce(&mut RunnerSettings), extra: Value) -> LoweredJob {

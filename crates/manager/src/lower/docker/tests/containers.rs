@@ -148,8 +148,7 @@ fn slot_cgroups_are_parents_of_containers() {
         [parent(&container.build), parent(&container.services[0].container)]
     };
     assert_eq!(parents(&context), [json!("configured"), Value::Null]);
-    let share = SlotShare { slot: 3, slots: 1, memory_bytes: 0, measured: false, sticky: None, is_exclusive: false };
-    context.share = Some(share);
+    context.share = Some(share(3));
     assert_eq!(parents(&context), [json!("configured"), Value::Null]);
     Arc::make_mut(&mut context.runner).use_slot_cgroups = true;
     assert_eq!(parents(&context), [json!("gitlab-runner/slot-3"), json!("services/3")]);

@@ -35,6 +35,19 @@ fn with(change: impl FnOnce(&mut DockerSettings)) -> JobContext {
     JobContext { runner: Arc::new(runner), directories, ..context() }
 }
 
+/// Returns the share of a job in this slot of an instance.
+fn share(slot: u32) -> SlotShare {
+    SlotShare {
+        slot,
+        slots: 1,
+        memory_bytes: 0,
+        measured: false,
+        sticky: None,
+        is_exclusive: false,
+        shares_host: false,
+    }
+}
+
 /// Returns the inputs of the docker step and the steps inside it.
 fn inside(job: &LoweredJob) -> (DockerContainer, Vec<Step>) {
     let [step] = job.plan.steps.as_slice() else { panic!("{:?}", job.plan.steps) };

@@ -63,11 +63,32 @@ fn volumes_are_named_like_those_of_gitlab_runner() {
 }
 
 #[test]
+fn environments_that_share_an_engine_share_no_volumes_at_the_same_time() {
+    // Two jobs of a project that run at the same time in slot 3 of two instances.
+    let volumes = |shares_host: bool, engine: &str, project_slot: u32| {
+        let mut context = with(|docker| docker.host = engine.to_owned());
+        context.slot.project_slot = project_slot;
+        context.share = Some(SlotShare { shares_host, ..share(3) });
+        Names::of(&payload(json!({})), &context).volumes
+    };
+    for engine in ["", "unix:///run/docker.sock"] {
+        assert_eq!(volumes(false, engine, 0), volumes(false, engine, 1), "each instance has its own engine");
+        assert_ne!(volumes(true, engine, 0), volumes(true, engine, 1));
+    }
+    assert_ne!(volumes(false, "tcp://engine.example:2376", 0), volumes(false, "tcp://engine.example:2376", 1));
+}
+
+#[test]
 fn protected_jobs_have_separate_volumes() {
     let suffix = |more: Value| volumes(|_| (), more)[0].0.ends_with("-protected");
     let git = |protected: bool| json!({ "git_info": { "repo_url": "https://gitlab.example/a/b.git", "protected": protected } });
     assert!(suffix(git(true)) && !suffix(git(false)));
-    assert!(suffix(json!({ "cache": [{ "key": "k-protected", "paths": ["x"] }] })));
+    let cache = |key: &str| json!([{ "key": key, "paths": ["x"] }]);
+    assert!(suffix(json!({ "cache": cache("k-protected") })) && suffix(json!({ "cache": cache("k-Protected.") })));
+    // The server reports that the ref is unprotected, so the job chose the key itself.
+    let mut unprotected = git(false);
+    unprotected["cache"] = cache("k-protected");
+    assert!(!suffix(unprotected));
     assert!(!suffix(json!({ "cache": [{ "key": "k-non_protected", "paths": ["x"] }] })));
 }
 
