@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use bollard::Docker;
+use bollard::errors::Error as ApiError;
 use bollard::models::{ContainerCreateBody, HealthConfig, HostConfig};
 use bollard::query_parameters::{
     CreateContainerOptions, LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions,
@@ -59,18 +60,24 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
 
 /// Makes the addresses unreachable in a container that was just started.
 ///
-/// A second container does this. It has only the network and the volumes of the first one, and the one capability that it needs.
+/// A second container does this. It has only the network and the volumes of the first one, and the one capability that it needs. `name` is the
+/// name of the first container.
 ///
 /// # Errors
 /// [`Failure`] if the addresses cannot be blocked. The caller must then remove the container, whose gate still waits.
-pub(super) async fn enforce(engine: &Docker, job: &DockerContainer, container: &str) -> Result<(), Failure> {
+pub(super) async fn enforce(
+    engine: &Docker,
+    job: &DockerContainer,
+    container: &str,
+    name: &str,
+) -> Result<(), Failure> {
     if job.blocked_addresses.is_empty() {
         return Ok(());
     }
     let blocked = run(engine, job, container).await;
     blocked.map_err(|problem| {
         Failure::System(format!(
-            "failed to block the addresses of `blocked_addresses` for a container of the job: {problem}"
+            "failed to block the addresses of `blocked_addresses` for the container {name}: {problem}"
         ))
     })
 }
@@ -111,13 +118,22 @@ async fn wait(engine: &Docker, container: &str) -> Result<(), String> {
     engine.start_container(container, None::<StartContainerOptions>).await.map_err(reason)?;
     let mut end = engine.wait_container(container, None::<WaitContainerOptions>);
     let ended = tokio::time::timeout(TIMEOUT, end.next()).await;
-    match ended.map_err(|_| format!("the command did not end within {} s", TIMEOUT.as_secs()))? {
-        Some(Ok(_)) => Ok(()),
-        _ => {
-            let options = LogsOptions { stdout: true, stderr: true, ..LogsOptions::default() };
-            let output = exec::collect(Box::pin(engine.logs(container, Some(options)))).await.map_err(reason)?;
-            Err(String::from_utf8_lossy(&output).trim().to_owned())
-        }
+    let end = match ended.map_err(|_| format!("the command did not end within {} s", TIMEOUT.as_secs()))? {
+        Some(Ok(_)) => return Ok(()),
+        Some(Err(ApiError::DockerContainerWaitError { code, .. })) => format!("the command exited with code {code}"),
+        Some(Err(error)) => reason(error),
+        None => "the engine did not report how the command ended".to_owned(),
+    };
+    let options = LogsOptions { stdout: true, stderr: true, ..LogsOptions::default() };
+    let output = exec::collect(Box::pin(engine.logs(container, Some(options)))).await.map_err(reason)?;
+    Err(with_output(end, &output))
+}
+
+/// Returns the end of a command, followed by its output if it has any: a command that was killed has none.
+fn with_output(end: String, output: &[u8]) -> String {
+    match String::from_utf8_lossy(output).trim() {
+        "" => end,
+        output => format!("{end}: {output}"),
     }
 }
 
@@ -126,6 +142,13 @@ mod tests {
     use bollard::models::{ImageConfig, ImageInspect};
 
     use super::*;
+
+    #[test]
+    fn problem_says_how_the_command_ended_although_it_printed_nothing() {
+        let end = || "the command exited with code 137".to_owned();
+        assert_eq!(with_output(end(), b"\n"), end());
+        assert_eq!(with_output(end(), b"no route\n"), "the command exited with code 137: no route");
+    }
 
     fn words(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()

@@ -71,7 +71,7 @@ pub(super) async fn start(
     let name = &job.build.name;
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the container {name}")))?;
-    block::enforce(engine, job, &id).await?;
+    block::enforce(engine, job, &id, name).await?;
     let container = Container::watch(engine.clone(), id, job, objects.clone(), output, run_dir);
     let serves = async {
         container.output.wait_for(Progress::Ready).await;

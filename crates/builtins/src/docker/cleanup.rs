@@ -1,5 +1,6 @@
 //! Removes the containers, volumes and networks of a job.
 
+use std::fmt;
 use std::time::Duration;
 
 use bollard::Docker;
@@ -64,23 +65,24 @@ impl Objects {
     /// # Errors
     /// [`Failure`] with the objects that remain.
     pub(super) async fn remove(&self, engine: &Docker) -> Result<(), Failure> {
+        self.remove_within(engine, TIMEOUT).await
+    }
+
+    async fn remove_within(&self, engine: &Docker, limit: Duration) -> Result<(), Failure> {
         let start = Instant::now();
         let mut rejected = 0;
+        let mut left = self.all();
         loop {
-            let left = match timeout(TIMEOUT.saturating_sub(start.elapsed()), self.remove_once(engine)).await {
-                Ok(left) => left,
-                Err(_) => vec![RemovalFailure {
-                    object: format!("containers {}", self.containers.join(", ")),
-                    error: ApiError::RequestTimeoutError,
-                }],
-            };
+            // An attempt that is dropped has already updated the objects that it tried.
+            let _ = timeout(limit.saturating_sub(start.elapsed()), self.try_remove(engine, &mut left)).await;
+            left.retain(|object| !object.is_removed);
             if left.is_empty() {
                 return Ok(());
             }
-            rejected += u32::from(left.iter().any(|left| is_answer(&left.error) && !is_conflict(&left.error)));
-            if rejected >= MAX_REJECTIONS || start.elapsed() >= TIMEOUT {
-                let left: Vec<_> =
-                    left.iter().map(|left| format!("{} ({})", left.object, reason(&left.error))).collect();
+            let is_rejected = |error: &ApiError| is_answer(error) && !is_conflict(error);
+            rejected += u32::from(left.iter().any(|object| object.error.as_ref().is_some_and(is_rejected)));
+            if rejected >= MAX_REJECTIONS || start.elapsed() >= limit {
+                let left: Vec<_> = left.iter().map(ToString::to_string).collect();
                 return Err(Failure::System(format!(
                     "failed to remove objects of the job from the Docker engine; remove them by hand: {}",
                     left.join(", ")
@@ -97,22 +99,34 @@ impl Objects {
         }
     }
 
-    /// Tries to remove each object. Returns the objects that remain.
-    async fn remove_once(&self, engine: &Docker) -> Vec<RemovalFailure> {
-        let options =
-            RemoveContainerOptions { force: true, v: !self.keep_volumes, ..RemoveContainerOptions::default() };
-        let containers = join_all(self.containers.iter().map(async |name| {
-            failure_of(format!("container {name}"), engine.remove_container(name, Some(options.clone())).await)
-        }));
-        let mut found = containers.await;
-        let volumes = join_all(self.volumes.iter().map(async |name| {
-            failure_of(format!("volume {name}"), engine.remove_volume(name, None::<RemoveVolumeOptions>).await)
-        }));
-        found.extend(volumes.await);
-        if let Some(name) = &self.network {
-            found.push(failure_of(format!("network {name}"), network::remove(engine, name).await));
+    /// Returns all objects, in the order in which they can be removed.
+    fn all(&self) -> Vec<Remaining> {
+        let named = |kind| move |name: &String| Remaining { kind, name: name.clone(), is_removed: false, error: None };
+        let containers = self.containers.iter().map(named(Kind::Container));
+        let others = self.volumes.iter().map(named(Kind::Volume)).chain(self.network.iter().map(named(Kind::Network)));
+        containers.chain(others).collect()
+    }
+
+    /// Tries to remove each object. A volume or network cannot be removed before the containers that use it.
+    async fn try_remove(&self, engine: &Docker, left: &mut [Remaining]) {
+        for kind in [Kind::Container, Kind::Volume, Kind::Network] {
+            let of_kind = left.iter_mut().filter(|object| object.kind == kind);
+            join_all(of_kind.map(|object| self.try_remove_one(engine, object))).await;
         }
-        found.into_iter().flatten().collect()
+    }
+
+    async fn try_remove_one(&self, engine: &Docker, object: &mut Remaining) {
+        let removed = match object.kind {
+            Kind::Container => {
+                let options =
+                    RemoveContainerOptions { force: true, v: !self.keep_volumes, ..RemoveContainerOptions::default() };
+                engine.remove_container(&object.name, Some(options)).await
+            }
+            Kind::Volume => engine.remove_volume(&object.name, None::<RemoveVolumeOptions>).await,
+            Kind::Network => network::remove(engine, &object.name).await,
+        };
+        object.error = removed.err().filter(|error| !is_not_found(error));
+        object.is_removed = object.error.is_none();
     }
 }
 
@@ -122,14 +136,33 @@ fn is_valid_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// An object that could not be removed.
-struct RemovalFailure {
-    object: String,
-    error: ApiError,
+/// An object that may still exist.
+struct Remaining {
+    kind: Kind,
+    name: String,
+    is_removed: bool,
+    /// Error of the last attempt that the engine answered. `None` means that there was no such attempt.
+    error: Option<ApiError>,
 }
 
-fn failure_of(object: String, removed: Result<(), ApiError>) -> Option<RemovalFailure> {
-    removed.err().filter(|error| !is_not_found(error)).map(|error| RemovalFailure { object, error })
+/// Kind of an object. Objects of one kind are removed at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Container,
+    Volume,
+    Network,
+}
+
+impl fmt::Display for Remaining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Container => "container",
+            Kind::Volume => "volume",
+            Kind::Network => "network",
+        };
+        let reason = self.error.as_ref().map_or_else(|| "the engine did not answer".to_owned(), reason);
+        write!(f, "{kind} {} ({reason})", self.name)
+    }
 }
 
 #[cfg(test)]
@@ -137,6 +170,39 @@ mod tests {
     use muster_agent_api::builtin::{ContainerSpec, DockerVolume, ServiceSpec};
 
     use super::*;
+    use crate::docker::engine::fake::{Answer, FakeEngine};
+
+    fn container_named(name: &str) -> ContainerSpec {
+        ContainerSpec { name: name.to_owned(), ..ContainerSpec::default() }
+    }
+
+    #[tokio::test]
+    async fn only_objects_that_remain_are_named_if_the_engine_stops_answering() {
+        let service = ServiceSpec { container: container_named("job-web"), ..ServiceSpec::default() };
+        let job =
+            DockerContainer { build: container_named("job"), services: vec![service], ..DockerContainer::default() };
+        let engine = FakeEngine::start(|call| match call {
+            "DELETE /containers/job-web" => None,
+            _ => Some(Answer::json(204, "")),
+        });
+        let removed = Objects::from_job(&job).unwrap().remove_within(&engine.client, Duration::from_millis(100)).await;
+        let failure = removed.unwrap_err().to_string();
+        let named = "remove them by hand: container job-web (the engine did not answer), volume job-agent (the engine did not answer)";
+        assert!(failure.ends_with(named), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn objects_that_were_removed_are_not_tried_again() {
+        let job = DockerContainer { build: container_named("job"), ..DockerContainer::default() };
+        let engine = FakeEngine::start(|call| match call {
+            "DELETE /volumes/job-agent" => Some(Answer::json(500, r#"{"message":"a disk is broken"}"#)),
+            _ => Some(Answer::json(204, "")),
+        });
+        let removed = Objects::from_job(&job).unwrap().remove(&engine.client).await;
+        let failure = removed.unwrap_err().to_string();
+        assert!(failure.ends_with("by hand: volume job-agent (a disk is broken)"), "{failure}");
+        assert_eq!(engine.count("DELETE /containers/job-setup"), 1);
+    }
 
     #[test]
     fn names_that_would_change_the_path_of_a_request_are_rejected() {

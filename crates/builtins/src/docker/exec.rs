@@ -87,10 +87,46 @@ pub(super) async fn collect(
     Ok(bytes)
 }
 
+/// Collects the end of an output, at most [`MAX_OUTPUT_BYTES`]. Returns it, and whether earlier output is missing.
+pub(super) async fn collect_end(
+    mut output: impl futures::Stream<Item = Result<LogOutput, ApiError>> + Unpin,
+) -> Result<(Vec<u8>, bool), ApiError> {
+    let (mut bytes, mut is_cut) = (Vec::new(), false);
+    while let Some(chunk) = output.try_next().await? {
+        bytes.extend_from_slice(&chunk.into_bytes());
+        // Half of the bytes are moved at most once for each byte that arrives.
+        if bytes.len() > 2 * MAX_OUTPUT_BYTES {
+            bytes.drain(..bytes.len() - MAX_OUTPUT_BYTES);
+            is_cut = true;
+        }
+    }
+    if bytes.len() > MAX_OUTPUT_BYTES {
+        bytes.drain(..bytes.len() - MAX_OUTPUT_BYTES);
+        is_cut = true;
+    }
+    Ok((bytes, is_cut))
+}
+
 fn attached() -> CreateExecOptions<String> {
     CreateExecOptions { attach_stdout: Some(true), attach_stderr: Some(true), ..CreateExecOptions::default() }
 }
 
 fn not_attached() -> ApiError {
     io::Error::other("the engine did not attach to the command").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn end_of_a_long_output_is_kept() {
+        let chunk = |byte: u8, length: usize| Ok(LogOutput::StdOut { message: vec![byte; length].into() });
+        let collect = |chunks: Vec<Result<LogOutput, ApiError>>| collect_end(futures::stream::iter(chunks));
+        let (bytes, is_cut) = collect(vec![chunk(b'a', MAX_OUTPUT_BYTES)]).await.unwrap();
+        assert!(bytes.len() == MAX_OUTPUT_BYTES && !is_cut);
+        let many = (0..7).map(|_| chunk(b'a', 50_000)).chain([chunk(b'z', 10)]).collect();
+        let (bytes, is_cut) = collect(many).await.unwrap();
+        assert!(bytes.len() == MAX_OUTPUT_BYTES && bytes.ends_with(b"azzzzzzzzzz") && is_cut);
+    }
 }

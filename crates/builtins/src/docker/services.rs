@@ -32,6 +32,8 @@ const SHORT_ID: usize = 12;
 const MAX_PORTS: usize = 20;
 /// Variable of a service with the only port to check.
 const HEALTH_CHECK_PORT: &str = "HEALTHCHECK_TCP_PORT";
+/// Maximum number of lines of a service's output that a warning shows.
+const MAX_LOG_LINES: usize = 1000;
 /// Additional time for the check of a service to report its result.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -92,7 +94,7 @@ async fn start_one(
     }
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the service {}", service.title)))?;
-    block::enforce(engine, job, &id).await?;
+    block::enforce(engine, job, &id, &spec.name).await?;
     let found = inspect_container(engine, &id).await;
     let found = found.map_err(failed(format!("failed to inspect the service {}", service.title)))?;
     Ok(Service {
@@ -265,16 +267,34 @@ impl Service {
         node
     }
 
-    /// Returns the end of the service's output.
+    /// Returns the end of the service's output. The first line says so if earlier output is missing.
     async fn logs(&self, engine: &Docker) -> String {
-        let options = LogsOptions { stdout: true, stderr: true, tail: "1000".to_owned(), ..LogsOptions::default() };
-        let reading = exec::collect(Box::pin(engine.logs(&self.id, Some(options))));
+        // One line more than is shown reveals whether there are earlier ones.
+        let tail = (MAX_LOG_LINES + 1).to_string();
+        let options = LogsOptions { stdout: true, stderr: true, tail, ..LogsOptions::default() };
+        let reading = exec::collect_end(Box::pin(engine.logs(&self.id, Some(options))));
         match tokio::time::timeout(REPORT_TIMEOUT, reading).await {
-            Ok(Ok(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+            Ok(Ok((bytes, is_cut))) => end_of_log(&String::from_utf8_lossy(&bytes), is_cut),
             Ok(Err(error)) => format!("failed to read the logs: {}", reason(&error)),
             Err(_) => format!("failed to read the logs within {} s", REPORT_TIMEOUT.as_secs()),
         }
     }
+}
+
+/// Returns at most [`MAX_LOG_LINES`] lines from the end of a log. `is_cut` means that the log lacks its beginning, so that its first line may
+/// be incomplete.
+fn end_of_log(log: &str, is_cut: bool) -> String {
+    let log = if is_cut { log.split_once('\n').map_or(log, |(_, rest)| rest) } else { log };
+    let lines: Vec<&str> = log.split_inclusive('\n').collect();
+    let surplus = lines.len().saturating_sub(MAX_LOG_LINES);
+    let shown: String = lines.into_iter().skip(surplus).collect();
+    if is_cut || surplus > 0 {
+        let kib = MAX_OUTPUT_BYTES / 1024;
+        return format!(
+            "[earlier output is left out: only the last {kib} KiB or {MAX_LOG_LINES} lines are shown]\n{shown}"
+        );
+    }
+    shown
 }
 
 /// Returns the end of a text, at most 2000 bytes.

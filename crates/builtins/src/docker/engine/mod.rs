@@ -2,6 +2,8 @@
 
 mod command;
 mod endpoint;
+#[cfg(test)]
+pub(crate) mod fake;
 mod inspect;
 #[cfg(test)]
 mod tests;

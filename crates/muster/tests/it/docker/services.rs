@@ -88,6 +88,20 @@ async fn service_that_exits_is_a_warning_with_its_output() {
     }
 }
 
+#[tokio::test]
+async fn warning_has_the_end_of_a_long_output_and_says_that_the_rest_is_missing() {
+    for host in Host::start_on_each_engine().await {
+        let print = "i=0; while [ $i -lt 3000 ]; do echo \"line $i of a service that prints much before it fails\"; i=$((i + 1)); done; \
+                     echo the reason; exit 3";
+        let (log, result) = host.run(&with_service(&host, "talkative", print), vec![script(&["echo runs"])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        assert!(log.contains("prints much before it fails\nthe reason\n\n\u{1b}[0;33m*********"), "{log}");
+        let notice = "Service container logs:\n[earlier output is left out: only the last 64 KiB or 1000 lines are shown]\nline ";
+        assert!(log.contains(notice) && !log.contains("\nline 0 of"), "{log}");
+        host.until_no_objects("talkative").await;
+    }
+}
+
 /// Prints which addresses have a route that rejects packets, and tries to remove these routes.
 const SHOW_BLOCK: &str = "set +e; grep -q '070200C0.*0205' /proc/net/route && echo IPv4 is blocked; \
      grep -q '^20010db8000000000000000000000007 80 .* 00200200 ' /proc/net/ipv6_route && echo IPv6 is blocked; \

@@ -1,0 +1,99 @@
+//! Failures while a volume is filled, with a stand-in for the engine.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::*;
+use crate::docker::engine::fake::{Answer, FakeEngine};
+
+/// Size of the part of this executable that the tests copy.
+const BYTES: u64 = 1000;
+
+fn volume(identity: &str) -> AgentVolume {
+    AgentVolume { name: "muster-agent-test".to_owned(), identity: identity.to_owned(), bytes: BYTES }
+}
+
+/// Answer to the question whether the volume has the executable, of this size.
+fn found(bytes: u64) -> Answer {
+    let stat = format!(
+        r#"{{"name":"muster-agent","size":{bytes},"mode":493,"mtime":"2026-01-01T00:00:00Z","linkTarget":""}}"#
+    );
+    Answer { status: 200, header: Some(("X-Docker-Container-Path-Stat", STANDARD.encode(stat))), body: String::new() }
+}
+
+fn error(status: u16) -> Option<Answer> {
+    Some(Answer::json(status, r#"{"message":"as the test wants"}"#))
+}
+
+const FIND: &str = "HEAD /containers/build/archive";
+const CREATE: &str = "POST /containers/create";
+const CREATED: &str = r#"{"Id":"own","Warnings":[]}"#;
+
+async fn fill(identity: &str, engine: &FakeEngine, limit: Duration) -> Result<(), Failure> {
+    volume(identity).fill_within(limit, &engine.client, "build", "image").await
+}
+
+#[tokio::test]
+async fn volume_that_does_not_keep_the_executable_ends_the_job() {
+    let engine = FakeEngine::start(|call| match call {
+        FIND => Some(found(7)),
+        CREATE => Some(Answer::json(201, CREATED)),
+        _ => Some(Answer::json(200, "")),
+    });
+    let failure = fill("incomplete", &engine, FILL_TIMEOUT).await.unwrap_err().to_string();
+    let text = "was copied to the volume muster-agent-test 3 times, but is incomplete there; check the disk";
+    assert!(failure.contains(text), "{failure}");
+    assert_eq!(engine.count("DELETE /containers/own"), 3);
+}
+
+#[tokio::test]
+async fn engine_that_hangs_ends_the_job() {
+    let engine = FakeEngine::start(|call| match call {
+        FIND => error(404),
+        CREATE => None,
+        _ => Some(Answer::json(200, "")),
+    });
+    let failure = fill("hangs", &engine, Duration::from_millis(50)).await.unwrap_err().to_string();
+    assert!(failure.contains("the volume muster-agent-test did not get the agent's executable within"), "{failure}");
+    assert!(failure.ends_with("remove the container muster-agent-test-filler if it exists"), "{failure}");
+}
+
+/// Two managers fill the volume at once. The other one considers this one dead, and removes its container.
+#[tokio::test]
+async fn agent_that_loses_its_container_copies_again() {
+    let (uploads, is_complete) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let complete = Arc::clone(&is_complete);
+    let engine = FakeEngine::start(move |call| match call {
+        FIND if complete.load(Ordering::Relaxed) => Some(found(BYTES)),
+        FIND | "GET /containers/own/json" => error(404),
+        CREATE => Some(Answer::json(201, CREATED)),
+        "PUT /containers/own/archive" if uploads.fetch_add(1, Ordering::Relaxed) == 0 => error(404),
+        "PUT /containers/own/archive" => {
+            complete.store(true, Ordering::Relaxed);
+            Some(Answer::json(200, ""))
+        }
+        _ => Some(Answer::json(204, "")),
+    });
+    fill("lost", &engine, FILL_TIMEOUT).await.unwrap();
+    assert_eq!(engine.count("PUT /containers/own/archive"), 2);
+    assert!(is_complete.load(Ordering::Relaxed));
+}
+
+#[tokio::test]
+async fn old_containers_of_killed_agents_are_removed() {
+    let now = time::OffsetDateTime::now_utc().unix_timestamp();
+    let listed = format!(
+        r#"[{{"Id":"old","Names":["/muster-agent-a-filler"],"Created":5}},
+            {{"Id":"new","Names":["/muster-agent-b-filler"],"Created":{now}}},
+            {{"Id":"other","Names":["/muster-agent-c"],"Created":5}}]"#
+    );
+    let engine = FakeEngine::start(move |call| match call {
+        "GET /containers/json" => Some(Answer::json(200, &listed)),
+        "GET /volumes" => Some(Answer::json(200, r#"{"Volumes":[]}"#)),
+        _ => Some(Answer::json(204, "")),
+    });
+    unused::remove(&engine.client, "muster-agent-test").await;
+    assert_eq!((engine.count("DELETE"), engine.count("DELETE /containers/old")), (1, 1));
+}

@@ -1,0 +1,84 @@
+//! Removes what other versions and killed agents left: volumes, and containers through which volumes were filled.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::query_parameters::{ListContainersOptions, ListVolumesOptions, RemoveVolumeOptions};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::{FILL_TIMEOUT, FILLER_SUFFIX, VOLUME_PREFIX, transfer};
+use crate::docker::create::MANAGED;
+
+/// Age from which the volume of another version of the agent is removed. A younger volume is kept, because agents of both versions may use
+/// the engine.
+const MAX_OTHER_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Removes containers of killed agents, and volumes of other versions than `own`.
+///
+/// The engine keeps a volume that a container uses. An agent whose volume was removed creates and fills it again.
+pub(super) async fn remove(engine: &Docker, own: &str) {
+    remove_fillers(engine).await;
+    remove_volumes(engine, own).await;
+}
+
+/// Removes the containers of agents that can no longer fill a volume. They would keep the volumes in use.
+async fn remove_fillers(engine: &Docker) {
+    let options = ListContainersOptions { all: true, filters: Some(filters()), ..ListContainersOptions::default() };
+    let found = match engine.list_containers(Some(options)).await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(%error, "failed to list the containers of killed agents");
+            return;
+        }
+    };
+    let newest = (OffsetDateTime::now_utc() - FILL_TIMEOUT).unix_timestamp();
+    for container in found {
+        let is_filler = |name: &String| {
+            let name = name.trim_start_matches('/');
+            name.starts_with(VOLUME_PREFIX) && name.ends_with(FILLER_SUFFIX)
+        };
+        let is_old = container.created.is_some_and(|created| created < newest);
+        if let Some(id) = container.id
+            && is_old
+            && container.names.iter().flatten().any(is_filler)
+        {
+            tracing::info!(
+                container = id,
+                "removing the container of an agent that was killed while it filled a volume"
+            );
+            transfer::remove(engine, &id).await;
+        }
+    }
+}
+
+async fn remove_volumes(engine: &Docker, own: &str) {
+    let options = ListVolumesOptions { filters: Some(filters()) };
+    let found = match engine.list_volumes(Some(options)).await {
+        Ok(found) => found.volumes.unwrap_or_default(),
+        Err(error) => {
+            tracing::warn!(%error, "failed to list the volumes of other versions of the agent");
+            return;
+        }
+    };
+    let oldest = OffsetDateTime::now_utc() - MAX_OTHER_AGE;
+    let is_old = |created: &str| OffsetDateTime::parse(created, &Rfc3339).is_ok_and(|created| created < oldest);
+    for volume in found {
+        let is_other = volume.name.starts_with(VOLUME_PREFIX) && volume.name != own;
+        if !is_other || !volume.created_at.as_deref().is_some_and(is_old) {
+            continue;
+        }
+        match engine.remove_volume(&volume.name, None::<RemoveVolumeOptions>).await {
+            Ok(()) => tracing::info!(volume = volume.name, "volume of another version of the agent removed"),
+            Err(error) => {
+                tracing::debug!(%error, volume = volume.name, "keeping the volume of another version of the agent")
+            }
+        }
+    }
+}
+
+fn filters() -> HashMap<String, Vec<String>> {
+    let filters = [("name", VOLUME_PREFIX.to_owned()), ("label", format!("{}={}", MANAGED.0, MANAGED.1))];
+    filters.map(|(name, value)| (name.to_owned(), vec![value])).into()
+}

@@ -1,0 +1,114 @@
+//! Stand-in for an engine, for failures that a real one does not show on request.
+
+use std::sync::Arc;
+
+use bollard::Docker;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::endpoint::Endpoint;
+use super::transport::{self, Connector};
+
+/// Maximum time in seconds until a call is given up.
+const CALL_TIMEOUT_S: u64 = 60;
+
+/// Answer to a call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// Name and value of a header, if the answer has one of its own.
+    pub(crate) header: Option<(&'static str, String)>,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// Returns an answer with a status and a JSON body.
+    pub(crate) fn json(status: u16, body: &str) -> Self {
+        Self { status, body: body.to_owned(), header: None }
+    }
+}
+
+/// An engine that answers each call as a function decides. `None` means that it never answers the call.
+pub(crate) struct FakeEngine {
+    pub(crate) client: Docker,
+    calls: Arc<Mutex<Vec<String>>>,
+    _serving: AbortOnDropHandle<()>,
+    _dir: TempDir,
+}
+
+impl FakeEngine {
+    /// Starts an engine. `answer` gets method and path of each call, such as `DELETE /volumes/a`.
+    pub(crate) fn start(answer: impl Fn(&str) -> Option<Answer> + Send + Sync + 'static) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("engine.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (answer, calls) = (Arc::new(answer), Arc::<Mutex<Vec<String>>>::default());
+        let known = Arc::clone(&calls);
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (answer, known) = (Arc::clone(&answer), Arc::clone(&known));
+                tokio::spawn(async move {
+                    let mut stream = stream;
+                    let call = read_call(&mut stream).await;
+                    known.lock().push(call.clone());
+                    match answer(&call) {
+                        Some(answer) => write(&mut stream, &call, &answer).await,
+                        None => std::future::pending().await,
+                    }
+                });
+            }
+        });
+        let client = transport::client(Connector::new(Endpoint::Unix(socket)), CALL_TIMEOUT_S).unwrap().0;
+        Self { client, calls, _serving: AbortOnDropHandle::new(serving), _dir: dir }
+    }
+
+    /// Returns how many calls begin with this text.
+    pub(crate) fn count(&self, call: &str) -> usize {
+        self.calls.lock().iter().filter(|known| known.starts_with(call)).count()
+    }
+}
+
+/// Reads a request with its body. Returns method and path.
+async fn read_call(stream: &mut UnixStream) -> String {
+    let (mut request, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
+    loop {
+        let read = stream.read(&mut buffer).await.unwrap_or(0);
+        request.extend_from_slice(&buffer[..read]);
+        let text = String::from_utf8_lossy(&request);
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let head = head.to_ascii_lowercase();
+            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
+            let is_complete = match length {
+                Some(length) => body.len() >= length,
+                None => !head.contains("transfer-encoding: chunked") || request.ends_with(b"0\r\n\r\n"),
+            };
+            if is_complete || read == 0 {
+                break;
+            }
+        } else if read == 0 {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&request);
+    let mut words = text.split([' ', '?']);
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    // The version of the API comes first.
+    let path =
+        path.strip_prefix("/v1.").and_then(|rest| rest.find('/').and_then(|start| rest.get(start..))).unwrap_or(path);
+    format!("{method} {path}")
+}
+
+async fn write(stream: &mut UnixStream, call: &str, answer: &Answer) {
+    let header = answer.header.as_ref().map(|(name, value)| format!("{name}: {value}\r\n")).unwrap_or_default();
+    let body = if call.starts_with("HEAD") { "" } else { &answer.body };
+    let text = format!(
+        "HTTP/1.1 {} Test\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{header}\r\n{body}",
+        answer.status,
+        body.len()
+    );
+    // The client may have given up.
+    let _ = stream.write_all(text.as_bytes()).await;
+}
