@@ -12,6 +12,7 @@
 
 mod cleanup;
 mod leftovers;
+mod output;
 mod prepare;
 mod program;
 mod script;

@@ -16,6 +16,7 @@ use muster_steps::log::{Log, Stream};
 use muster_steps::process::Processes;
 use muster_steps::stop::StopToken;
 
+use super::output::OutputPipe;
 use super::program::{BUILD_FAILURE, ProgramRun, SYSTEM_FAILURE};
 use crate::blocking::blocking;
 use crate::context::Context;
@@ -26,6 +27,8 @@ use crate::removal::remove_tree;
 pub(super) const DIRECTORY: &str = "custom-executor";
 /// Name of the file with the payload of the job.
 const RESPONSE_FILE: &str = "response.json";
+/// Maximum size of the output of `config_exec` in bytes.
+const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
 impl DriverState {
     /// Creates the driver's directory, with the payload of the job.
@@ -59,11 +62,18 @@ impl DriverState {
     /// [`Failure`] of the program.
     pub(super) async fn config(&self, context: &Context, stop: &StopToken) -> Result<Vec<u8>, Failure> {
         let Some(program) = &self.driver.config else { return Ok(Vec::new()) };
-        let path = self.dir.join("config_output");
-        let file = std::fs::File::create(&path).map_err(Failure::io(format!("failed to create {}", path.display())))?;
-        let run = ProgramRun { stdout: Some(Arc::new(file)), ..self.program(context, "config_exec", program) };
-        run.run(&self.prepared, stop).await?;
-        tokio::fs::read(&path).await.map_err(Failure::io(format!("failed to read {}", path.display())))
+        let (mut output, stdout) =
+            OutputPipe::new(MAX_CONFIG_BYTES).map_err(Failure::io("failed to create a pipe for config_exec"))?;
+        let run = ProgramRun { stdout: Some(Arc::new(stdout)), ..self.program(context, "config_exec", program) };
+        output.collect_during(run.run(&self.prepared, stop)).await?;
+        output.into_bytes().ok_or_else(|| {
+            Failure::System(format!(
+                "config_exec `{}` printed more than {} KiB to standard output; it must print a JSON object there, and all else to standard \
+                 error",
+                program.program,
+                MAX_CONFIG_BYTES / 1024
+            ))
+        })
     }
 
     /// Runs `prepare_exec`.
