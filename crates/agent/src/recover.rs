@@ -11,6 +11,7 @@ use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::builtin::Step;
 use muster_steps::engine::StartTime;
+use muster_steps::failure::Failure;
 use muster_steps::process::{ProcessRecord, terminate_leftovers};
 use muster_steps::style;
 use tokio::sync::oneshot;
@@ -207,28 +208,71 @@ fn is_environment_lost(result: &JobResult) -> bool {
 /// Removes what is left of the environments of a lost job. Tries again if that fails. Drops `attempted` after the first attempt.
 async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Option<oneshot::Sender<()>>) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
-        let is_removed = try_remove(&parsed, &id).await;
+        let removal = try_remove(&parsed, &id).await;
         drop(attempted.take());
-        if is_removed {
-            // The engine may still be creating the last container that the killed agent requested. The second removal finds it.
-            tokio::time::sleep(PENDING_CALL_TIME).await;
-            if try_remove(&parsed, &id).await {
-                return;
+        match removal {
+            Removal::Complete => {
+                // The engine may still be creating the last container that the killed agent requested. The second removal finds it.
+                tokio::time::sleep(PENDING_CALL_TIME).await;
+                if matches!(try_remove(&parsed, &id).await, Removal::Complete) {
+                    return;
+                }
             }
+            Removal::Impossible => break,
+            Removal::Failed => {}
         }
         tokio::time::sleep(REMOVAL_RETRY_DELAY).await;
     }
     tracing::error!(job = id, "gave up removing the leftovers of a lost job's environment; remove them manually");
 }
 
-/// Tries to remove what is left of the environments of a lost job. Returns whether everything was removed.
-async fn try_remove(parsed: &ParsedRequest, id: &str) -> bool {
-    let mut is_removed = true;
+/// Result of an attempt to remove what is left of the environments of a lost job.
+enum Removal {
+    /// Everything was removed.
+    Complete,
+    /// Something is left, and another attempt may remove it.
+    Failed,
+    /// Something is left, and no attempt can remove it, because the settings of the job are invalid.
+    Impossible,
+}
+
+/// Tries to remove what is left of the environments of a lost job.
+async fn try_remove(parsed: &ParsedRequest, id: &str) -> Removal {
+    let mut removal = Removal::Complete;
     for target in parsed.steps.iter().flat_map(Step::targets) {
         if let Err(error) = target.remove_leftovers().await {
             tracing::warn!(job = id, %error, "failed to remove the leftovers of a lost job's environment");
-            is_removed = false;
+            removal = match (error, removal) {
+                (Failure::Configuration(_), Removal::Complete | Removal::Impossible) => Removal::Impossible,
+                _ => Removal::Failed,
+            };
         }
     }
-    is_removed
+    removal
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_agent_api::builtin::{ContainerSpec, DockerContainer, Inputs as _};
+    use muster_agent_api::plan::{Call, JobPlan, Step as PlanStep, job_steps};
+    use muster_agent_api::step_runner::RunRequest;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn invalid_configuration_is_not_tried_again() {
+        let build = ContainerSpec { name: "../victim".to_owned(), ..ContainerSpec::default() };
+        let inputs = serde_json::to_value(DockerContainer { build, ..DockerContainer::default() }).unwrap();
+        let call = Call::Delegate { name: DockerContainer::BUILTIN.to_owned(), inputs, steps: Vec::new() };
+        let plan = JobPlan {
+            project_dir: "/builds/p".to_owned(),
+            builds_dir: "/builds".to_owned(),
+            steps: vec![PlanStep::new("docker", "", call)],
+            ..JobPlan::default()
+        };
+        let request = RunRequest { steps: job_steps(&plan).unwrap(), ..RunRequest::default() };
+        let start = tokio::time::Instant::now();
+        remove_leftovers(parse(&request).unwrap(), "1-1".to_owned(), None).await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
 }

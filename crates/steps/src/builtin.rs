@@ -77,7 +77,7 @@ pub trait DelegateTarget<J>: Send + Sync {
     /// Removes what a killed agent may have left of the environment, except the processes that are recorded with the job.
     ///
     /// # Errors
-    /// The removal is not possible now. Another attempt may succeed.
+    /// [`Failure::Configuration`] if no attempt can succeed. After any other error, another attempt may succeed.
     async fn remove_leftovers(&self) -> Result<(), Failure> {
         Ok(())
     }
