@@ -13,7 +13,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits};
+use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits, is_zero};
 use crate::development::Development;
 
 /// Reference of the built-in step that executes a job.
@@ -94,6 +94,9 @@ pub struct JobPlan {
     pub builds_dir: String,
     /// Timeout for all steps together, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
+    /// Time that was used of the timeout for the sources before these steps, in milliseconds.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub sources_time_ms: u64,
     /// Whether the log has `section_start` and `section_end` markers.
     pub trace_sections: bool,
     /// Whether each line of the log begins with time and stream (FF_TIMESTAMPS).

@@ -16,7 +16,7 @@ use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, Step, job_steps};
 use muster_agent_api::result::ResourceUsage;
 use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
-use muster_job::StepPolicy;
+use muster_job::{StepPolicy, milliseconds};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
@@ -142,6 +142,8 @@ pub struct Context {
     pub(crate) restored_caches: Mutex<HashMap<PathBuf, Restored>>,
     /// The job's view of a mirror of its repository. `None` means that the job has no view, or that its view is in a container.
     pub(crate) mirror_view: Mutex<Option<View>>,
+    /// Time that the preparation of the mirror took. It counts against the timeout for the sources.
+    pub(crate) mirror_time: Mutex<Duration>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
@@ -195,6 +197,7 @@ impl Context {
             services: Mutex::default(),
             restored_caches: Mutex::default(),
             mirror_view: Mutex::default(),
+            mirror_time: Mutex::new(Duration::from_millis(plan.sources_time_ms)),
             driver: Mutex::default(),
             debugger: None,
             on_results: None,
@@ -348,6 +351,10 @@ impl engine::Job for Context {
         Some(Arc::new(OciSteps::new(self.step_fetcher())))
     }
 
+    fn sources_time(&self) -> Duration {
+        *self.mirror_time.lock()
+    }
+
     fn set_status(&self, status: &'static str) {
         self.variables.set("CI_JOB_STATUS", status);
     }
@@ -363,6 +370,7 @@ impl engine::Job for Context {
             output_limit: u64::MAX,
             timestamps: false,
             timeout_ms: 0,
+            sources_time_ms: milliseconds(self.sources_time()),
             require_start_approval: false,
             share: None,
             // The debugger is attached to this agent, not to the second one.

@@ -20,6 +20,7 @@ pub use driver::{
     DriverPrepare, DriverProgram, DriverStage, LAYOUT as DRIVER_LAYOUT,
 };
 pub use git_mirror::GitMirror;
+pub(crate) use inputs::is_zero;
 pub use inputs::{
     AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,
     CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare, ProvenanceInfo, Rewrite,

@@ -242,6 +242,24 @@ async fn unusable_mirror_causes_only_a_warning() {
 }
 
 #[tokio::test]
+async fn time_for_the_mirror_counts_against_the_timeout_for_the_sources() {
+    let mut fixture = Fixture::new().await;
+    let mut plan = fixture.plan("one", "clone", 1, &["echo runs"]);
+    // This server never answers.
+    let repo_url = fixture.server.url(TOKEN, "slow.git");
+    let mirror = GitMirror { repo_url: repo_url.clone(), ..fixture.mirror("one") };
+    let checkout = Checkout { repo_url, ..plan.steps[1].call.inputs().unwrap() };
+    (plan.steps[0].call, plan.steps[1].call) = (Call::builtin(&mirror), Call::builtin(&checkout));
+    plan.steps.iter_mut().take(2).for_each(|step| step.policy.timeout_ms = 500);
+    plan.steps[0].policy.allow_failure = true;
+    let (log, result) = fixture.agent.complete(&plan).await;
+    assert!(matches!(result.outcome, Outcome::Failed { .. }), "{log}");
+    assert!(log.contains("Job failed: get sources timeout: exceeded timeout of 500ms"), "{log}");
+    let paths: Vec<String> = fixture.server.requests().into_iter().map(|(path, _)| path).collect();
+    assert_eq!(paths, ["slow.git/info/refs"], "no time was left for the checkout: {log}");
+}
+
+#[tokio::test]
 async fn unused_mirrors_are_removed() {
     let mut fixture = Fixture::new().await;
     fixture.pass(&fixture.plan("one", "clone", 1, &["true"])).await;

@@ -36,6 +36,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bollard::Docker;
 use muster_agent_api::builtin::{DockerContainer, LogLine};
+use muster_agent_api::container::MIRROR_DIR;
 use muster_steps::builtin::{DelegateTarget, OpenTarget};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
@@ -57,10 +58,15 @@ const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 impl DelegateTarget<Context> for DockerContainer {
     async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
         let objects = Objects::from_job(self)?;
+        let mut job = self.clone();
+        if context.mirror_view.lock().is_none() {
+            // An engine would create a directory in place of the view that could not be created, or would refuse the container.
+            job.volumes.retain(|volume| volume.destination != MIRROR_DIR);
+        }
         self.lines.iter().for_each(|line| context.print(&styled(line)));
         let connecting = async { Ok(engine::connect_to_create(&self.engine).await?) };
         let (engine, unanswered) = stoppable(stop, connecting).await?;
-        match create_all(self, &objects, &engine, context, stop).await {
+        match create_all(&job, &objects, &engine, context, stop).await {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
                 agent_volume::forget_complete_volumes();

@@ -18,6 +18,7 @@ mod git;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use muster_agent_api::builtin::GitMirror;
@@ -36,7 +37,10 @@ use git::GitDir;
 #[async_trait]
 impl Builtin<Context> for GitMirror {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        let (line, view) = match prepare(self, context, stop).await {
+        let start = Instant::now();
+        let prepared = prepare(self, context, stop).await;
+        *context.mirror_time.lock() = start.elapsed();
+        let (line, view) = match prepared {
             Ok(prepared) => prepared,
             Err(failure @ Failure::Stopped(_)) => return Err(failure),
             Err(failure) => {

@@ -120,6 +120,11 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
+    /// Returns the time that an earlier step used of the timeout for the sources.
+    fn sources_time(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Sets `CI_JOB_STATUS` for the job's processes.
     fn set_status(&self, status: &'static str);
 

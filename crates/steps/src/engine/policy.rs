@@ -118,7 +118,9 @@ impl<J: Job> Engine<J> {
         work: impl Future<Output = Result<(), Failure>>,
     ) -> Result<(), Failure> {
         let step_timeout = Duration::from_millis(step.policy.timeout_ms);
-        let step_deadline = if step_timeout.is_zero() { None } else { Instant::now().checked_add(step_timeout) };
+        let used = if step.role() == Role::Sources { self.job.sources_time() } else { Duration::ZERO };
+        let remaining = step_timeout.saturating_sub(used);
+        let step_deadline = if step_timeout.is_zero() { None } else { Instant::now().checked_add(remaining) };
         // A cleanup step has only its own timeout, because it also runs after the job's deadline.
         let job_deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
         let debugger = self.job.debugger();

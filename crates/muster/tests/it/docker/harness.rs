@@ -1,6 +1,6 @@
 //! An agent in a separate process, on the machine of an engine that the tests share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -67,6 +67,11 @@ impl Host {
         let host = Self { docker, process: Mutex::new(spawn(&dir)), dir };
         until(async || host.reach().await.map_err(|error| error.to_string())).await;
         Some(host)
+    }
+
+    /// Returns the directory of this test on the machine of the agent.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     fn socket(&self) -> PathBuf {

@@ -5,6 +5,8 @@ mod harness;
 mod images;
 mod services;
 
+use muster_agent_api::builtin::DockerVolume;
+use muster_agent_api::container::MIRROR_DIR;
 use muster_agent_api::result::Outcome;
 
 use harness::{Host, failed, job, script};
@@ -37,6 +39,24 @@ async fn exit_code_of_a_script_in_a_container_is_the_exit_code_of_the_job() {
             "usage in the container counts: {used:?}"
         );
         assert_eq!(host.objects("exits"), "", "objects of the job are left");
+    }
+}
+
+#[tokio::test]
+async fn container_starts_without_the_view_of_a_mirror_that_could_not_be_prepared() {
+    for host in Host::start_on_each_engine().await {
+        let mut job = job("viewless");
+        let view = host.dir().join("mirrors/views/1/repository");
+        job.volumes.push(DockerVolume {
+            source: view.display().to_string(),
+            destination: MIRROR_DIR.to_owned(),
+            mode: "ro".to_owned(),
+            ..DockerVolume::default()
+        });
+        let (log, result) = host.run(&job, vec![script(&["test ! -e /.muster-git-mirror", "echo runs"])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        assert!(!view.exists(), "the engine created a directory that nobody removes");
+        assert_eq!(host.objects("viewless"), "", "objects of the job are left");
     }
 }
 

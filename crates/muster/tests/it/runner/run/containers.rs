@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use super::harness::Harness;
 
 /// Image of the jobs and of their service: busybox.
-const IMAGE: &str = "muster-test/runner:1";
+pub(super) const IMAGE: &str = "muster-test/runner:1";
 
 impl Harness {
     /// Configures a runner with the executor `docker`. Returns `None` if the machine has no engine.
-    fn configure_docker(&self, settings: &str) -> Option<&'static DockerEngine> {
+    pub(super) fn configure_docker(&self, settings: &str) -> Option<&'static DockerEngine> {
         let engine = DockerEngine::shared()?;
         if !engine.create_image(IMAGE, &["EXPOSE 8080/tcp"]) {
             return None;
@@ -22,7 +22,7 @@ impl Harness {
         Some(engine)
     }
 
-    fn push_container(&self, id: i64, commands: &[&str], more: &Value) {
+    pub(super) fn push_container(&self, id: i64, commands: &[&str], more: &Value) {
         let variables = [("GIT_STRATEGY", "none"), ("FF_TIMESTAMPS", "false"), ("FF_NETWORK_PER_BUILD", "true")];
         let mut payload = json!({
             "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": id },

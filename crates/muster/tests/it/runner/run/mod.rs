@@ -8,6 +8,7 @@ pub(crate) mod harness;
 mod instance_jobs;
 mod instances;
 mod masks;
+mod mirrors;
 mod operator_steps;
 mod shared_limits;
 mod single;
