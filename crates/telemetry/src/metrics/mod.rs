@@ -106,7 +106,7 @@ impl Metrics {
         set.register(log.errors().clone());
         let version = set.gauges(&names::VERSION);
         let (os, architecture) = (std::env::consts::OS, go_architecture());
-        let Build { name, version: number, revision, branch, built_at } = build;
+        let &Build { name, version: number, revision, branch, built_at } = build;
         // Queries may expect the label `go_version`, although this program contains no Go.
         version.with_label_values(&[name, number, revision, branch, "none", built_at, os, architecture]).set(1);
         let slot_operations = set.counters(&names::WORKER_SLOT_OPERATIONS);
