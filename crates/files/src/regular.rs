@@ -182,7 +182,7 @@ pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
     Ok(String::from_utf8_lossy(&tail.await?).into_owned())
 }
 
-/// Runs `work`, which blocks, on a thread for blocking calls. `path` is the file that it uses, for errors.
+/// Runs `work`, which blocks, on a thread for blocking calls. Errors name `path` as the file that was read.
 ///
 /// # Errors
 /// The error of the work, or [`Problem::Timeout`] after [`READ_TIMEOUT`]. The thread continues after the timeout.

@@ -72,18 +72,18 @@ pub struct Manager {
     ids: HashMap<Id, (JobRunId, RunnerKey)>,
     unreported: UnreportedJobs,
     reachability: ReachabilityTracker,
-    /// Jobs whose slots were released before their report.
+    /// Receives the ID of each job whose slot was released before the job was reported to the coordinator.
     released_slots: mpsc::UnboundedReceiver<JobRunId>,
     /// Jobs without a slot. They no longer count for admission.
     without_slot: HashSet<JobRunId>,
     /// Object stores of caches.
     cache_stores: Arc<CacheStores>,
-    /// Limits the number of running jobs.
+    /// Limits of the number of running jobs: `concurrent`, and `limit` of each runner.
     limits: Arc<ConcurrencyLimits>,
     /// Canceled to end the jobs.
     cancel: CancellationToken,
     run_state: RunState,
-    /// Time of the command to abort. `shutdown_timeout` begins then.
+    /// Time of the command to abort, at which `shutdown_timeout` begins.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
     /// Settings with which each runner sends requests, and the number of their generation.

@@ -10,10 +10,10 @@
 //!
 //! A job on this host is running as soon as its agent has it. A job on an instance is running when its first user command may start:
 //! the agent requests approval before it (`JobPlan::require_start_approval`), and the transition is stored before the approval.
-//! A leased job therefore loses nothing if its instance is lost: another instance gets a new attempt, whose log continues the trace
+//! If the instance of a leased job is lost, no user command has run. Another instance gets a new attempt, whose log continues the trace
 //! (J2, J3). If the job resumes a suspended environment, that environment is lost with the instance, and the job fails.
 //!
-//! A row stores only what the next start of the manager cannot query: the payload, the lease, whether the agent accepted the job, and
+//! The row of a job in `state.log` stores only what the next start of the manager cannot query: the payload, the lease, whether the agent accepted the job, and
 //! an outcome that only the manager knows. The agent's spool has the result, and the coordinator knows what was reported.
 //! There is no stored state for a job with a result, unless its slot is released before the report is accepted (`awaiting_report`).
 
@@ -196,7 +196,7 @@ impl JobState {
         }
     }
 
-    /// Moves the start of the attempt's log to `offset`, because the coordinator lost a part of the trace before it.
+    /// Moves the start of the attempt's log to `offset`, because the coordinator lost a part of the trace before that start.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless an agent can have the job's log.

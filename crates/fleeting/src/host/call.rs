@@ -218,7 +218,7 @@ impl Caller {
     }
 
     /// Evaluates a response to `Suspend` or `Resume`.
-    /// The details of their errors list the instances for which the call succeeded.
+    /// If the call failed for some of the instances, the details of the error list the others, for which it succeeded.
     fn accept_partial(
         &self,
         call: &'static str,

@@ -154,7 +154,7 @@ impl Store {
         Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_unchanged) })
     }
 
-    /// Returns the path of the downloaded file. If the file exists, its content is the start of the archive.
+    /// Returns the path to which the archive is downloaded. If the file exists, it contains the start of the archive.
     fn partial_download(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let registry_error = |source| InstallError::from_registry(reference, source);
         let url = || reference.repository.to_string();
@@ -203,7 +203,7 @@ impl Store {
 struct InstalledFiles {
     /// Whether the executable exists.
     exists: bool,
-    /// Whether all files match the digests and the archive is the one at the registry.
+    /// Whether all files match their digests and come from the archive that the registry has now.
     is_intact: bool,
 }
 

@@ -53,7 +53,7 @@ impl ResolvedPlugin {
         }
     }
 
-    /// Returns the command-line arguments. Other hosts of the protocol start plugins without arguments.
+    /// Returns the command-line arguments. Only a built-in plugin has arguments, because other hosts of the protocol pass none.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         match self {

@@ -14,17 +14,17 @@ use tokio::process::{Child, Command};
 
 /// Maximum size of stdout in bytes.
 const MAX_STDOUT_BYTES: usize = 4 * 1024 * 1024;
-/// Maximum length of a line of stderr in bytes. A longer one is logged in pieces.
+/// Maximum length of a line of stderr in bytes. A longer line is logged in pieces.
 const MAX_LINE_BYTES: usize = 8 * 1024;
 /// Number of lines of stderr that an error quotes.
 const MAX_QUOTED_LINES: usize = 5;
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time to read the rest of the output if a process that the program left running keeps its pipes open.
+/// Time after the program's exit to read the rest of its output. A process that it left running may keep the pipes open.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum number of further attempts to start a file that is still open for writing.
 const MAX_BUSY_RETRIES: u32 = 10;
-/// Delay between two such attempts.
+/// Delay before each further attempt to start such a file.
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Result of a program that exited.
@@ -166,7 +166,7 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
 /// Runs a program that must not be interrupted.
 /// It continues if the future is dropped or this process exits.
 ///
-/// Both output streams are appended to the file `output`, whose last lines an error quotes. A program that exceeds its timeout is killed
+/// Both output streams are appended to the file `output`. Errors quote the last lines of this file. A program that exceeds its timeout is killed
 /// with its process group.
 ///
 /// # Errors
@@ -197,7 +197,7 @@ pub async fn run_detached(
     }
 }
 
-/// A process group that keeps running when this is dropped.
+/// A process group that keeps running when this value is dropped.
 struct DetachedGroup(ProcessGroup);
 
 impl Drop for DetachedGroup {

@@ -1,4 +1,4 @@
-//! Admission state of one runner: the number of its requests in flight, its health, and the time of its next request.
+//! Admission state of one runner: how many requests it may have in flight, its health, and the time of its next request.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ impl Limits {
 pub(crate) enum Outcome {
     /// A job, which is already stored.
     Job,
-    /// No job. If `changed` is true, the version of the queue differs from that in the request. A job may be available now, so the next
-    /// request is sent at once.
+    /// No job. If `changed` is true, the version of the queue differs from the version in the request. A job may be available
+    /// now, so the next request is sent at once.
     Empty { changed: bool },
     /// A job that was received before: the answer repeats an earlier one.
     Duplicate,
@@ -107,7 +107,7 @@ pub struct RunnerStats {
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Number of requests that may be in flight, adapted to the results of the last ones.
+    /// Number of requests that may be in flight, adapted to the results of recent requests.
     pub requests_adaptive: usize,
     /// Value of `request_concurrency`.
     pub requests_hard: usize,
@@ -137,7 +137,7 @@ pub(super) struct RunnerEntry {
     /// coordinator halves it. gitlab-runner multiplies by 1.1, 0.95 and 0.5 within the same bounds.
     adaptive: usize,
     not_before: Option<Instant>,
-    /// Whether the last empty answer was followed by a request without a wait.
+    /// Whether the pause after the last empty answer was skipped.
     polled_without_wait: bool,
     /// Whether the last answer was a job that was received before.
     was_duplicate: bool,

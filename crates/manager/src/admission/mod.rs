@@ -7,10 +7,10 @@
 //! A request in flight may bring a job. So it counts against `concurrent` and its runner's `limit` until it is answered, and no
 //! request is sent whose job could not be started. If there is less capacity than runners, the runner that waited longest is next.
 //!
-//! The manager waits for a request that the coordinator may have answered, because GitLab gives the job of a lost answer to no other
-//! runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in flight continue: a job that one of
+//! The manager waits for a request that the coordinator may have answered: if the manager lost an answer with a job, GitLab would
+//! not give that job to any other runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in flight continue: a job that one of
 //! them brings waits for its slot. There are three reasons to cancel a request: another runner has no request (gitlab-runner lets that
-//! runner wait for 50 s, C002), its settings no longer apply, or the manager ends. A request is canceled only after it has been held for
+//! runner wait for 50 s, C002), the settings with which the request was sent no longer apply, or the manager ends. A request is canceled only after it has been held for
 //! [`PollTimings::min_hold`]. For the last two reasons, it is canceled at once if its coordinator answers the same idempotency key with
 //! the same job.
 //!
@@ -54,7 +54,7 @@ pub(crate) struct PollId(u64);
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each of them still has an outcome: [`Outcome::Canceled`], or the job that it brought.
+    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or the job that it brought.
     pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
@@ -147,7 +147,8 @@ impl Admission {
 
     /// Sets the time from which an unanswered request is certainly held by the front end, or abandoned by the coordinator.
     ///
-    /// The initial value is [`PollTimings::min_hold`] after the decision to send the request: no coordinator has it before.
+    /// The initial value is [`PollTimings::min_hold`] after the decision to send the request, because no coordinator can hold the request
+    /// earlier.
     pub(crate) fn set_held_at(&mut self, poll: PollId, at: Instant) {
         if let Some(poll) = self.polls.get_mut(&poll) {
             poll.held_at = at;

@@ -3,8 +3,8 @@
 //! An agent on an instance requests start approval before the user's first command. If the instance is lost before that, the job is
 //! rescheduled, and its trace has a note about it. A job that resumes a suspended environment cannot be rescheduled.
 //!
-//! An agent on this host, and an agent without start approval, may have started the user's script since the first `Run`, whatever it
-//! answered. After that, only the same agent is contacted again, never another one (J2).
+//! An agent on this host, and an agent without start approval, may start the user's script as soon as the first `Run` is sent, even if
+//! its answer is lost. From then on, the manager contacts only this agent, so that the script cannot run twice (J2).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl JobActor {
                 return Ok(Some(self.system_failure(&message).await?));
             }
         }
-        // Nothing was prepared until now.
+        // The preparation starts only now, so the wait does not count against its deadline.
         self.preparation.restart_deadline();
         Ok(None)
     }
@@ -124,7 +124,7 @@ impl JobActor {
                 for note in &lease.reschedule_notes {
                     self.preparation.note_reschedule(note, lease.record.vm().is_some());
                 }
-                // The trace keeps the output of earlier attempts.
+                // The trace keeps the output of earlier attempts. The output of this attempt begins after it.
                 let (record, trace_offset) = (lease.record.clone(), self.uploader.end());
                 self.environment.assign(lease);
                 self.transition(|state| state.lease(record, trace_offset))
@@ -187,7 +187,7 @@ impl JobActor {
         matches!(self.row.state(), JobState::Leased { .. }) && self.is_remote()
     }
 
-    /// Gives the job to another instance after its own was lost. A job that resumes a suspended environment fails.
+    /// Reschedules the job to another instance after its instance was lost. A job that resumes a suspended environment fails instead.
     pub(super) async fn reschedule(&mut self, message: &str) -> Result<Next, JobError> {
         if !self.preparation.may_reschedule() || self.is_resumed() {
             return self.fail_as_lost(message).await;
@@ -216,7 +216,7 @@ impl JobActor {
         suspension::is_resumed(&self.payload, &self.runner.runner)
     }
 
-    /// Stores the state without the lease, and then returns the slot.
+    /// Stores the job's state without its lease, and then returns the slot. `change` computes the new state.
     fn return_lease(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, crate::state::InvalidTransition>,

@@ -58,7 +58,7 @@ pub(super) enum ReportOutcome {
     Acknowledged,
     /// The job has ended at the coordinator, or belongs to another manager.
     JobGone,
-    /// The coordinator's copy of the trace is wrong, and must be sent again.
+    /// The coordinator's copy of the trace is wrong. The whole trace must be sent again.
     ResendTrace,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Uploader {
     buffer: BytesMut,
     interval: Duration,
     keep_alive: Duration,
-    /// Whether the payload sets the interval. The coordinator's answers cannot set one below a second.
+    /// Whether the payload sets the interval. The intervals in the coordinator's answers are then ignored.
     is_interval_fixed: bool,
     sent_at: Instant,
     contact_at: Instant,
@@ -133,7 +133,7 @@ impl Uploader {
         }
     }
 
-    /// Returns the offset in the trace of the next byte of the log.
+    /// Returns the offset in the trace at which the next pushed byte is placed.
     pub(super) fn end(&self) -> u64 {
         self.acknowledged + self.buffer.len() as u64
     }
@@ -143,7 +143,7 @@ impl Uploader {
         self.must_repeat() && self.was_last_rejected
     }
 
-    /// Returns the length that the coordinator has acknowledged.
+    /// Returns the length of the trace that the coordinator has acknowledged.
     pub(super) fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
@@ -255,7 +255,9 @@ impl Uploader {
         self.not_before.is_some()
     }
 
-    /// Applies the coordinator's length. Returns false if it is outside the buffer: the buffer is empty then.
+    /// Removes from the buffer the bytes before `size`, the coordinator's length of the trace.
+    ///
+    /// If `size` is outside the buffer, empties the buffer and returns false.
     fn acknowledge(&mut self, size: u64) -> bool {
         let new_bytes = size.checked_sub(self.acknowledged).and_then(|new_bytes| usize::try_from(new_bytes).ok());
         match new_bytes.filter(|new_bytes| *new_bytes <= self.buffer.len()) {
@@ -320,7 +322,7 @@ impl Uploader {
         }
     }
 
-    /// Appends the part of `message` that the trace does not have yet. The message begins at `offset`.
+    /// Appends the part of `message` that the trace does not have yet. `offset` is the position of the message in the trace.
     ///
     /// Returns false if the coordinator no longer expects the job.
     pub(super) async fn append_trace_message(&mut self, message: &str, offset: u64) -> bool {
@@ -362,8 +364,8 @@ impl Uploader {
 
     /// Handles a failed upload of the trace.
     ///
-    /// The upload of a running job is repeated after every answer, as in gitlab-runner. That of a job that has ended must not delay
-    /// its report.
+    /// The trace of a running job is sent again after every error, as in gitlab-runner. The rest of the trace of a job
+    /// that has ended is skipped if the coordinator keeps rejecting it, because it must not delay the job's report.
     fn trace_failed(&mut self, error: &ClientError) -> UploadOutcome {
         if self.has_ended && (error.is_missing() || self.rejected(error)) {
             tracing::error!(%error, trace_offset = self.acknowledged, "coordinator rejected the trace, skipping the rest");

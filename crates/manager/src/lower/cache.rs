@@ -17,7 +17,7 @@ const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
 
-/// Returns the job's caches that have paths or untracked files to save, each with its `when`.
+/// Returns the job's caches that have paths or untracked files to save, each with the value of its keyword `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     context: &JobContext,
@@ -231,7 +231,7 @@ fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> Stri
 fn object_name(payload: &JobPayload, context: &JobContext, key: &str, is_hashed: bool) -> String {
     let mut segments = prefix(context);
     segments.extend(["project".to_owned(), payload.job_info.project_id.to_string()]);
-    // Objects with the same prefix share a limit on requests, so hashed keys are divided among prefixes.
+    // Object stores limit the rate of requests for each prefix of names, so hashed keys are divided among several prefixes.
     segments.extend(key.get(..SHARD_DIGITS).filter(|_| is_hashed).map(str::to_owned));
     segments.push(key.to_owned());
     segments.join("/")

@@ -116,7 +116,7 @@ impl JobWatch {
         Some(Variable::public(TRACEPARENT, context.traceparent()))
     }
 
-    /// Records that the payload was lowered, or that it cannot be.
+    /// Counts the job inputs that lowering interpolated, or the error if an input is invalid.
     pub(crate) fn lowered(&self, lowered: &Result<LoweredJob, LowerError>) {
         match lowered {
             Ok(job) => self.telemetry.metrics.inputs_interpolated(job.interpolated_inputs),
@@ -233,7 +233,7 @@ impl JobWatch {
         progress.ended = Some(Ended { state, failure: reason.map(|reason| (reason.to_owned(), exit_code)), stages });
     }
 
-    /// Records that the coordinator has the result, or does not expect it.
+    /// Records that the cleanup begins: the coordinator has the job's result, or does not expect it.
     pub(crate) fn cleaning(&self) {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(JobMetricState::Canceled, |ended| ended.state);
@@ -349,7 +349,7 @@ fn job_facts(payload: &JobPayload, mode: ExecutionMode, age: Duration) -> JobFac
     }
 }
 
-/// Logs a job that was added, with the fields by which operators search for it. They are gitlab-runner's.
+/// Logs a job that was added, with the fields by which operators search for it. The names of the fields are gitlab-runner's.
 fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
     let (info, labels) = (&payload.job_info, labels(runner));
     let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
@@ -385,7 +385,8 @@ fn without_credentials(text: &str) -> String {
     url.into()
 }
 
-/// Returns whether stage durations of the runner's jobs are exported. The operator decides, because they cost memory.
+/// Returns whether stage durations of the runner's jobs are exported. Operators enable this with a feature flag, because the
+/// additional metrics use memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
 }

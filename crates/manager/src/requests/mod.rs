@@ -33,7 +33,7 @@ use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 pub(crate) enum PollResult {
     /// A job, which is already stored.
     Job(Box<StoredJob>),
-    /// No job. `changed` is as in [`Outcome::Empty`].
+    /// No job. `changed` is true if the coordinator's queue has changed since the version that the request sent.
     Empty { changed: bool },
     /// A job that already has an actor.
     Duplicate,
@@ -121,14 +121,14 @@ pub(crate) struct Requests {
     store: Arc<Store>,
     observer: Arc<Observer>,
     runners: HashMap<RunnerKey, Lanes>,
-    /// How long connections are reused.
+    /// Maximum age of the connections of all clients.
     age: ConnectionAge,
     /// Minimum time that a request is held before it may be canceled, from the settings.
     min_hold: Duration,
     answer_timeout: Duration,
     tasks: JoinSet<PollResult>,
     in_flight: HashMap<Id, InFlightPoll>,
-    /// Shared with each request whose job cannot be stored at the moment.
+    /// Reference count of the requests whose jobs cannot be stored at the moment. Each of them holds a clone.
     waiting: Arc<()>,
 }
 
@@ -231,7 +231,7 @@ impl Requests {
             .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.held_after)))
     }
 
-    /// Stops waiting for one request.
+    /// Cancels one request. [`Self::next`] still returns its result.
     pub(crate) fn cancel(&self, poll: PollId) {
         self.in_flight
             .values()
@@ -288,7 +288,7 @@ struct Request {
     is_repeatable: Arc<AtomicBool>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time to wait for the answer of a request that was sent and is canceled.
+    /// Time after sending during which a canceled request still waits for its answer.
     wait: Duration,
     progress: Progress,
     /// Counted by [`Requests::is_store_blocked`].

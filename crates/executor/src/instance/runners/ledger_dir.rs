@@ -1,7 +1,7 @@
 //! Ledgers of the fleets: one set of files per runner, named by its key, with a file that names the owner.
 //!
 //! The key of a runner without an `id` is derived from its token. If the token changes, the runner finds its ledger by URL and name, which
-//! are in the owner file. Its jobs are found in the same way.
+//! are in the owner file. The stored jobs of the runner are found in the same way.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -114,7 +114,9 @@ impl LedgerDir<'_> {
         Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// Adopts the ledger of a runner without an ID that was replaced by `runner` with a new token.
+    /// Adopts the ledger that `runner` had with its earlier token, and renames it to `to`. Returns the earlier content of its owner file.
+    ///
+    /// Only the ledger of a runner without an ID is adopted. The key of a runner with an ID does not depend on its token.
     fn adopt_after_token_change(
         &self,
         runner: &RunnerSettings,
@@ -148,7 +150,7 @@ impl LedgerDir<'_> {
         Ok(None)
     }
 
-    /// Returns the ledgers with instances that belong to none of these runners.
+    /// Returns the ledgers that contain instances and belong to none of the runners in `keys`.
     ///
     /// # Errors
     /// [`LedgerDirError`] if a ledger cannot be read.
@@ -297,7 +299,7 @@ mod tests {
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start uses another ledger");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start uses the same ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
