@@ -55,7 +55,7 @@ pub enum Violation {
         /// Number of the new assignment.
         assignment: u32,
     },
-    /// J2: a job is on a runner without having been assigned.
+    /// J2: the status of a job says that a runner has it, but the job was never assigned.
     #[error("J2: job {job} is {status} without an assignment")]
     RunningUnassigned {
         /// ID of the job.
@@ -187,7 +187,8 @@ pub struct InvariantMonitor {
 }
 
 impl InvariantMonitor {
-    /// Records a snapshot of a job that runs a script. Bridges must not be recorded, because they run without an assignment.
+    /// Records a snapshot of a job that runs a script. Bridges, which trigger other pipelines, must not be
+    /// recorded, because they run without an assignment.
     ///
     /// # Errors
     /// Returns the [`Violation`]. The snapshot is recorded anyway.

@@ -35,9 +35,9 @@ pub struct PolicyRule {
     pub limits: StepLimits,
 }
 
-/// Limits of the processes that a job's author has written. The default has no limits.
+/// Limits of the processes that run code of a job's author. The default has no limits.
 ///
-/// The kernel enforces them, except that of the disk space, which the agent measures. A job does not start on a machine whose kernel cannot
+/// The kernel enforces all limits except the limit of disk space, for which the agent measures the usage. A job does not start on a machine whose kernel cannot
 /// enforce them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -188,7 +188,7 @@ fn tokens(pattern: &str) -> Vec<Token> {
     tokens
 }
 
-/// A star also matches nothing.
+/// Marks the entry after each reached star as reached, because a star also matches an empty text.
 fn skip_stars(reached: &mut [bool], tokens: &[Token]) {
     for (index, token) in tokens.iter().enumerate() {
         let can_skip = !matches!(token, Token::Char(_)) && reached.get(index) == Some(&true);

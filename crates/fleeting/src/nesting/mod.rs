@@ -1,8 +1,8 @@
 //! Client of the hypervisor daemon on an instance, for nested virtual machines.
 //! See docs/spec/fleeting.md, section 8.
 //!
-//! The daemon is reached through a [`Session`] with its machine, so it needs no socket that is open to the network. The first client
-//! initializes it. A slot has one virtual machine: creating another machine in the slot removes the first one, so machines of a lost manager are
+//! The client reaches the daemon through a [`Session`] with its machine, so the daemon needs no socket that is open to the network. The
+//! first client initializes the daemon. A slot has one virtual machine: creating another machine in the slot removes the first one, so machines of a lost manager are
 //! replaced.
 
 #[cfg(any(test, feature = "test-support"))]
@@ -26,9 +26,9 @@ use crate::protocol::nesting::nesting_client::NestingClient;
 use muster_remote::Session;
 use target::Daemon;
 
-/// Error messages of the daemon for a call before `Init`, and for a second `Init`.
-/// The status code and the text are compared exactly, as in the Go host.
+/// Error message of the daemon for a call before `Init`. Status code and text are compared exactly, as in the Go host.
 const NOT_INITIALIZED: &str = "not initialized";
+/// Error message of the daemon for a second `Init`. Status code and text are compared exactly, as in the Go host.
 const ALREADY_INITIALIZED: &str = "already initialized";
 /// Start of the daemon's message when the machine in the slot cannot be removed.
 const CLEAR_SLOT_ERROR: &str = "clearing slot:";
@@ -175,7 +175,7 @@ impl Nesting {
     /// Creates a machine from an image. The machine that was in `slot` is removed first.
     ///
     /// # Errors
-    /// [`NestingError`]. After a [`NestingError::Timeout`], a machine may exist; the next one in the slot replaces it.
+    /// [`NestingError`]. After a [`NestingError::Timeout`], a machine may exist. The next machine in the slot replaces it.
     pub async fn create(&self, image: &str, slot: Option<i32>) -> Result<Created, NestingError> {
         let request = wire::CreateRequest { name: image.to_owned(), slot };
         let send = |mut client: Client| {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The agent is not needed after the first of these steps, so a manager that is killed between them can continue. The scaler's ledger
-//! knows by the task key of the job's lease whether the environment was suspended.
+//! records whether the environment was suspended, under the task key of the job's lease.
 
 use muster_agent_api::client;
 use muster_agent_api::result::{JobResult, Outcome};
@@ -92,7 +92,7 @@ impl JobActor {
 
     /// Sends the final update until the coordinator acknowledges it, or no longer expects the job.
     ///
-    /// The wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer one.
+    /// The wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer wait.
     async fn report(&mut self, update: &UpdateRequest) -> ReportOutcome {
         loop {
             match self.uploader.report(update).await {
@@ -171,7 +171,7 @@ impl JobActor {
         self.report_last(&failure::from_manager_outcome(&self.payload, outcome)).await
     }
 
-    /// Reports a job whose agent no longer has the log. A request to send the trace again cannot be met.
+    /// Reports a job whose agent no longer has the log. If the coordinator requests the trace again, the job counts as reported.
     async fn report_last(&mut self, update: &UpdateRequest) -> Next {
         match self.report(update).await {
             ReportOutcome::Acknowledged | ReportOutcome::ResendTrace => Next::Reported,
@@ -179,7 +179,8 @@ impl JobActor {
         }
     }
 
-    /// Ends the job because of an interruption. The clean-up ends what an agent may have started anyway.
+    /// Ends the job because of an interruption. If an agent has started the job anyway, the clean-up ends it
+    /// there.
     pub(super) async fn interrupted(&mut self, interruption: &Interruption) -> Result<Next, JobError> {
         let prepare_timeout = self.runner.runner.prepare_timeout.unwrap_or_default();
         match interruption.failure(self.row.state(), prepare_timeout) {
@@ -195,7 +196,7 @@ impl JobActor {
 
     /// Ends the job with an outcome that only the manager knows.
     ///
-    /// The offset of the message is stored first, so that the next start does not append it twice.
+    /// The offset of the message in the trace is stored first, so that the next start of the manager does not append the message twice.
     pub(super) async fn fail(
         &mut self,
         reason: FailureReason,

@@ -20,7 +20,9 @@ use super::progress::AgentProgress;
 use super::start_approval::StartApproval;
 use super::uploader::UploadOutcome;
 
-/// Time beyond the job's own timeout, which the agent enforces, for `after_script` and uploads.
+/// Time after the job's timeout at which the manager fails a job without a result.
+///
+/// The agent enforces the job's timeout, and may then still run `after_script` and uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
 /// Result of following a job.
@@ -115,8 +117,8 @@ impl JobActor {
 
     /// Returns how long the agent may stay unresponsive.
     ///
-    /// Until the agent has accepted the job in this start of the manager, the manager's own timeout applies: after a restart all
-    /// instances are connected at the same time.
+    /// Until the agent has accepted the job in this start of the manager, the manager's own timeout applies, because the manager
+    /// connects to all instances at the same time after a restart.
     fn unresponsive_timeout(&self) -> Duration {
         let own = self.environment.current().and_then(|environment| unresponsive_timeout(environment.as_ref()));
         own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.runner.agent_reconnect_timeout)
@@ -201,7 +203,7 @@ impl JobActor {
             StartApproval::new(needs_approval, connection.wait_for_start_approval(id), connection.approve_start(id));
         let stop = self.runner.cancel.clone();
         let mut canceled = false;
-        // Requested at once, so that the result arrives together with the end of the log.
+        // The result is requested before the job ends, so that it arrives together with the end of the log.
         let mut result = pin!(connection.wait(id));
         let mut early_result: Option<Result<JobResult, AgentError>> = None;
         let mut has_tried_release = false;

@@ -80,7 +80,7 @@ pub struct JobContext {
 }
 
 impl JobContext {
-    /// Returns whether the environment never has another job.
+    /// Returns whether no other job ever uses the environment.
     fn is_exclusive(&self) -> bool {
         self.share.as_ref().is_some_and(|share| share.is_exclusive)
     }
@@ -145,7 +145,7 @@ pub struct LowerError {
     pub reason: FailureReason,
     /// Exit code to report. `None` means no exit code.
     pub exit_code: Option<i32>,
-    /// Kind of the failure if it is about the job's inputs.
+    /// Kind of the failure if the job's inputs caused it. Otherwise `None`.
     pub inputs: Option<InputFailure>,
     /// Lines of the trace before the message. The first one is an error.
     pub trace_lines: Vec<String>,
@@ -217,13 +217,13 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     if context.runner.uses_containers()
         && let Some(policy) = &mut step_policy
     {
-        // The container has these limits.
+        // The container enforces the limits of CPU and memory, so the agent inside must not.
         policy.limits = StepLimits { cpu_milli: None, memory_bytes: None, ..policy.limits.clone() };
     }
     if let Some(policy) = &step_policy {
         policy::check_builtins(&steps, policy)?;
     }
-    // Scripts and caches contain references, too.
+    // Scripts and caches also contain references to variables, and their expansion may exceed the maximum size.
     variables.check()?;
     let (project_dir, builds_dir) = if inside.is_some() {
         let outer_dir = if driver::applies(outside) { driver::outer_dir(outside) } else { docker::outer_dir(outside) };

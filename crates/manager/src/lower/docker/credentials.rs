@@ -16,7 +16,7 @@ use super::{DockerFiles, HelperAnswers, HelperQuestion};
 const VARIABLE: &str = "DOCKER_AUTH_CONFIG";
 /// Origin of the payload's credentials, for the log.
 const PAYLOAD: &str = "job payload (GitLab Registry)";
-/// Names of Docker Hub.
+/// Host names that all stand for Docker Hub.
 const HUB: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 
 /// Returns all credentials for these images. Adds warnings about sources that cannot be used.
@@ -59,7 +59,7 @@ pub(super) fn questions(
     Ok(helpers.flat_map(|entry| questions_of(&entry, &images)).collect())
 }
 
-/// Returns the entries of the variable and of the file.
+/// Returns the entries of `DOCKER_AUTH_CONFIG` and of Docker's configuration file.
 fn of_sources(
     variables: &Variables,
     files: &DockerFiles,
@@ -189,7 +189,7 @@ fn entry_of(registry: &str, entry: &Value, source: &str) -> Result<Option<Regist
     Ok((!is_empty).then_some(credentials))
 }
 
-/// Returns a registry's host and path. A URL with a scheme is an old entry, of which only the host counts.
+/// Returns a registry's host and path. A URL with a scheme is an entry in the old format, whose path is ignored.
 fn registry_path(text: &str) -> String {
     let text = text.trim();
     let without_scheme = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_are_asked_for_the_registries_of_the_images_and_replaced_by_their_answers() {
+    fn helpers_are_queried_for_the_registries_of_the_images_and_replaced_by_their_answers() {
         let helper = |registry: &str, name: &str| RegistryCredentials {
             registry: registry.to_owned(),
             helper: name.to_owned(),
@@ -272,12 +272,12 @@ mod tests {
             ..RegistryCredentials::default()
         };
         let images = ["redis:7", "r.example:5000/group/app", "localhost/app@sha256:0"];
-        let asked = |entry: &RegistryCredentials| {
+        let queried = |entry: &RegistryCredentials| {
             questions_of(entry, &images).into_iter().map(|question| question.registry).collect::<Vec<_>>()
         };
-        assert_eq!(asked(&helper("", "store")), ["docker.io", "localhost", "r.example:5000"]);
-        assert_eq!(asked(&helper("r.example:5000/group", "one")), ["r.example:5000/group"]);
-        assert_eq!(asked(&helper("other.example", "one")), [""; 0]);
+        assert_eq!(queried(&helper("", "store")), ["docker.io", "localhost", "r.example:5000"]);
+        assert_eq!(queried(&helper("r.example:5000/group", "one")), ["r.example:5000/group"]);
+        assert_eq!(queried(&helper("other.example", "one")), [""; 0]);
 
         let question =
             |name: &str, registry: &str| HelperQuestion { helper: name.to_owned(), registry: registry.to_owned() };

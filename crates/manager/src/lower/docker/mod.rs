@@ -42,8 +42,9 @@ const BUILDS_DIR: &str = "/builds";
 const CACHE_DIR: &str = "/cache";
 /// Number of attempts to create the containers, if the machine or the engine fails.
 const PREPARE_ATTEMPTS: u32 = 3;
-/// Maximum size of a variable in the environment of a container, and of all variables. The kernel permits little more.
+/// Maximum size of one variable in the environment of a container. The kernel permits little more.
 const MAX_ENTRY_BYTES: usize = 100 * 1024;
+/// Maximum size of all variables in the environment of a container together. The kernel permits little more.
 const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 
 /// Files of the manager that the containers of a job depend on.
@@ -124,7 +125,7 @@ pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Op
     Some(questions.unwrap_or_default())
 }
 
-/// Returns whether the engine is that of an instance.
+/// Returns whether the jobs of the runner use the container engine of an instance, and not of this machine.
 fn is_elsewhere(runner: &RunnerSettings) -> bool {
     matches!(runner.executor.as_str(), "docker+machine" | "docker-autoscaler")
 }
@@ -136,13 +137,13 @@ pub(super) fn has_local_engine(runner: &RunnerSettings) -> bool {
     runner.executor == "docker+machine" || host.is_empty() || host.starts_with("unix://")
 }
 
-/// Returns the context of a job inside its container: its directories are those in the container.
+/// Returns the context of a job inside its container, with the directories of the container.
 pub(super) fn inside(context: &JobContext) -> JobContext {
     let runner = &context.runner;
     let directories = Directories { builds: BUILDS_DIR.into(), cache: CACHE_DIR.into(), shared: false };
     let directories = directories.with(runner.builds_dir.as_deref(), runner.cache_dir.as_deref());
     let builds = directories.builds.display().to_string();
-    // Other jobs see checkouts that are on the engine's machine, so each slot has its own.
+    // If checkouts are on the engine's machine, the containers of other jobs see them too. Each slot then needs a separate checkout.
     let shared = runner.docker.as_ref().is_some_and(|docker| volumes::is_shared(docker, &builds));
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
@@ -309,7 +310,7 @@ fn build(
     })
 }
 
-/// Returns the user of the build container: that of the configuration, or that of the job.
+/// Returns the user of the build container: the configured user, or else the user that the job requests.
 fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerError> {
     let of_job = || parts.payload.image.as_ref().and_then(|image| images::option(image, "user", parts.variables));
     let user = match docker.user.as_str() {
@@ -324,7 +325,7 @@ fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerEr
     Err(LowerError::of_reason(muster_job::FailureReason::RunnerSystemFailure, message))
 }
 
-/// Returns the engine. On an instance, it is the instance's own, which needs no TLS.
+/// Returns the container engine. An agent on an instance uses the engine of that instance, without TLS.
 fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     match runner.executor.as_str() {
         // As in gitlab-runner, the endpoint of the machine replaces the configured one.
