@@ -90,9 +90,9 @@ pub enum Call {
 /// Behavior of each [`Call`], in the order of the calls.
 pub type Behaviors = [Behavior; 8];
 
-/// Start of the process that prints a valid handshake. The shell variable `$socket` has the path of the socket.
+/// Start of the process, as shell commands that print a valid handshake. The shell variable `$socket` has the path of the socket.
 pub const WELL_BEHAVED: &str = "echo \"1|0|unix|$socket|grpc|\"";
-/// Rest of the process that only waits.
+/// Rest of the process, as a shell command that only waits.
 pub const IDLE_BODY: &str = "exec sleep 600";
 
 /// Possible starts of the process, as shell commands.

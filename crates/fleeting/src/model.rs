@@ -114,7 +114,7 @@ impl fmt::Display for InstanceState {
     }
 }
 
-/// How to connect to an instance. The user's values take precedence; the plugin fills in empty ones.
+/// How to connect to an instance. The user's values take precedence; the plugin fills in empty values.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectorConfig {
     /// Operating system, named as in Go: `linux`, `windows` or `darwin`.

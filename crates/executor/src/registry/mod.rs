@@ -58,7 +58,7 @@ pub struct Registry {
     runners: BTreeMap<(RunnerKey, &'static str), ProvidedExecutor>,
     /// Configured runners, with the names of their executors.
     configured: Vec<(RunnerKey, &'static str)>,
-    /// Removals in progress.
+    /// Tasks that clean up after removed executors, for example delete their instances.
     removals: JoinSet<()>,
     /// Whether a capacity has changed since [`Self::capacities`] returned it.
     capacities_dirty: bool,
@@ -120,7 +120,7 @@ impl Registry {
         self
     }
 
-    /// Gives a registered executor another name. Jobs may differ by the name, but both names have the same environments.
+    /// Gives a registered executor another name. The name may affect how jobs run, but both names use the same environments.
     ///
     /// A runner that changes from one name to the other keeps its executor.
     #[must_use]
@@ -179,7 +179,7 @@ impl Registry {
                     tracing::error!(
                         runner = runner.name,
                         error = error_chain(error.as_ref()),
-                        "failed to create the executor of a runner; it requests no jobs"
+                        "failed to create the executor of a runner; the runner requests no jobs"
                     );
                 }
             }
@@ -213,7 +213,7 @@ impl Registry {
         }
     }
 
-    /// Stops requesting jobs.
+    /// Reports to all executors that the manager requests no more jobs.
     pub fn drain(&mut self) {
         self.kinds.values().for_each(|kind| kind.drain());
     }
@@ -223,7 +223,7 @@ impl Registry {
         self.kinds.values().for_each(|kind| kind.leases_announced());
     }
 
-    /// Returns the capacity of each runner, or nothing if no capacity has changed since the last call.
+    /// Returns the capacity of each runner, or an empty list if no capacity has changed since the last call.
     pub fn capacities(&mut self, runners: &[Arc<RunnerSettings>]) -> Vec<(RunnerKey, Capacity)> {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();

@@ -126,7 +126,7 @@ fn host_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
 pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
     let directory = socket_directory()?;
     let mut command = host_command(plan, directory.path(), arguments);
-    // In an operator's shell, these variables are not set.
+    // The plugin is run as from an operator's shell, in which these variables are not set.
     for key in [crate::protocol::COOKIE_KEY, crate::protocol::VERSIONS_KEY, "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"] {
         command.env_remove(key);
     }
@@ -234,7 +234,7 @@ impl PluginUnderTest {
     }
 
     /// Closes the connection and returns the process.
-    /// Waits for the open streams first: a plugin detects by their end that its host exited, so it must have accepted them.
+    /// Waits first until the plugin has accepted the open streams, because it detects the exit of its host by the end of these streams.
     pub(super) async fn disconnect(mut self) -> Process {
         let _ = tokio::time::timeout(OPEN_TIMEOUT.min(self.timeout), self.streams.wait_opened()).await;
         self.process

@@ -266,7 +266,11 @@ mod tests {
         assert_eq!(logged, 2_000);
         let later = now + std::time::Duration::from_secs(1);
         assert_eq!(budget.take_token(later), Some(8_000));
-        assert_eq!((0..10_000).filter(|_| budget.take_token(later).is_some()).count(), 99);
+        assert_eq!(
+            (0..10_000).filter(|_| budget.take_token(later).is_some()).count(),
+            99,
+            "100 lines are allowed per second, and one was logged above"
+        );
     }
 
     #[tokio::test]

@@ -172,7 +172,7 @@ fn trimmed(text: &str) -> Option<Vec<u8>> {
     Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
-/// Number of bytes that the filters process before they are asked whether they are idle.
+/// Number of bytes that the filters process before the masker checks whether they are idle.
 const FILTERED_BYTES: usize = 16;
 
 /// Masker for a stream of bytes, which may arrive in pieces of any size.
@@ -222,7 +222,7 @@ struct Filters {
     phrases: Phrases,
     urls: PrefixFilter,
     tokens: PrefixFilter,
-    /// Output of the filters but the last one.
+    /// Outputs of the first and of the second filter.
     buffers: [Vec<u8>; 2],
 }
 
@@ -240,19 +240,19 @@ impl Filters {
         self.phrases.is_idle() && self.urls.is_idle() && self.tokens.is_idle()
     }
 
-    fn run(&mut self, bytes: &[u8], last: bool, out: &mut Vec<u8>) {
+    fn run(&mut self, bytes: &[u8], is_end: bool, out: &mut Vec<u8>) {
         let [first, second] = &mut self.buffers;
         first.clear();
         second.clear();
-        step(&mut self.phrases, bytes, last, first);
-        step(&mut self.urls, first, last, second);
-        step(&mut self.tokens, second, last, out);
+        step(&mut self.phrases, bytes, is_end, first);
+        step(&mut self.urls, first, is_end, second);
+        step(&mut self.tokens, second, is_end, out);
     }
 }
 
-fn step(filter: &mut impl Filter, bytes: &[u8], last: bool, out: &mut Vec<u8>) {
+fn step(filter: &mut impl Filter, bytes: &[u8], is_end: bool, out: &mut Vec<u8>) {
     filter.push(bytes, out);
-    if last {
+    if is_end {
         filter.finish(out);
     }
 }

@@ -73,7 +73,7 @@ impl Phrases {
         }
     }
 
-    fn run(&mut self, bytes: &[u8], last: bool, out: &mut Vec<u8>) {
+    fn run(&mut self, bytes: &[u8], is_end: bool, out: &mut Vec<u8>) {
         let mut rest = bytes;
         while let Some(byte) = rest.first() {
             let mut length = 1;
@@ -91,7 +91,7 @@ impl Phrases {
                         length = sequence_length;
                         self.push_escape(rest.get(..sequence_length).unwrap_or_default(), out);
                     }
-                    Escape::Partial if !last => {
+                    Escape::Partial if !is_end => {
                         self.partial = rest.to_vec();
                         return;
                     }
@@ -131,8 +131,8 @@ impl Phrases {
         self.release_decided(out);
     }
 
-    /// Processes an escape sequence inside a possible phrase. More than [`MAX_GAP`] bytes of them between two visible bytes end
-    /// the search for a visible phrase.
+    /// Processes an escape sequence inside a possible phrase. More than [`MAX_GAP`] bytes of escape sequences between two
+    /// visible bytes end the search for a visible phrase.
     fn push_escape(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
         for byte in sequence {
             self.hold(*byte, true);

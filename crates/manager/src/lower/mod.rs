@@ -217,7 +217,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     if context.runner.uses_containers()
         && let Some(policy) = &mut step_policy
     {
-        // The container enforces the limits of CPU and memory, so the agent inside must not.
+        // The container enforces the limits of CPU and memory, so the agent inside does not have to.
         policy.limits = StepLimits { cpu_milli: None, memory_bytes: None, ..policy.limits.clone() };
     }
     if let Some(policy) = &step_policy {

@@ -56,7 +56,7 @@ impl JobSettings {
         matches!(self.strategy.as_str(), "clone" | "fetch")
     }
 
-    /// Reads the settings. An invalid value is a warning, and its default applies.
+    /// Reads the settings. For an invalid value, adds a warning and uses the default.
     pub(super) fn read(
         payload: &JobPayload,
         context: &JobContext,
@@ -246,7 +246,7 @@ pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     }
 }
 
-/// Parses a boolean like Go.
+/// Parses a boolean as Go's `strconv.ParseBool` does.
 pub(super) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),

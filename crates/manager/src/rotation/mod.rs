@@ -43,12 +43,12 @@ const MAX_SERIES: usize = 50;
 /// Maximum time that the exit of the process waits for a reset in progress, whose token must not be lost.
 const RESET_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// New tokens that are not in the file yet, by the file's own token.
+/// New tokens that are not in the file yet, by the token that is still in the file.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Renewed(Arc<Mutex<HashMap<String, NewToken>>>);
 
 impl Renewed {
-    /// Returns the settings with these tokens instead of the file's own.
+    /// Returns the settings with these tokens instead of the tokens in the file.
     fn apply(&self, mut settings: Settings) -> Settings {
         let renewed = self.0.lock();
         for runner in &mut settings.runners {
@@ -62,7 +62,7 @@ impl Renewed {
         settings
     }
 
-    /// Returns the token in the file that this one replaces.
+    /// Returns the token in the file that `token` replaces.
     fn origin(&self, token: &Secret) -> Secret {
         let renewed = self.0.lock();
         let origin = renewed.iter().find(|(_, new)| new.token.expose() == token.expose());
@@ -117,7 +117,7 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Returns settings that were just read from the file, with newer tokens if these could not be saved.
+    /// Returns settings that were just read from the file, with the renewed tokens that could not be saved there yet.
     ///
     /// From now on the tokens in these settings are kept valid.
     #[must_use]
@@ -161,7 +161,7 @@ struct RotationTask {
     not_before: SystemTime,
     /// Attempts by token.
     attempts: HashMap<String, RetryState>,
-    /// Runners whose new token is not in the file yet, by the file's own token.
+    /// Runners whose new token is not in the file yet, by the token that is still in the file.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,
     /// Series of renewed tokens, which are kept for a while so that their last values are scraped.
     series: VecDeque<Arc<EntryMetrics>>,
@@ -246,7 +246,7 @@ impl RotationTask {
         self.attempts.retain(|token, _| unsaved.contains_key(token) || current(token));
     }
 
-    /// Keeps the series of a token that is being renewed, even if it is removed from the file.
+    /// Keeps the metric series of a token that is being renewed, even if it is removed from the file.
     fn retain_series(&mut self, runner: &RunnerSettings) {
         let entry = self.observer.entry(runner);
         self.series.retain(|known| !Arc::ptr_eq(known, &entry));

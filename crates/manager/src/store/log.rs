@@ -87,7 +87,7 @@ impl Log {
         file.set_len(end)?;
         let mut log = Self { path: path.to_owned(), file, end, limit: Arc::new(AtomicU64::new(MAX_BYTES)) };
         if end == 0 {
-            // The file was created just before a loss of power.
+            // An empty file was created just before a loss of power.
             log.append(first)?;
         }
         Ok(log)
@@ -138,7 +138,7 @@ impl Log {
         Ok(span)
     }
 
-    /// Reads a line again.
+    /// Returns the text of a line that was appended, or read when the file was opened.
     pub(super) fn read(&self, span: LineSpan) -> io::Result<String> {
         let mut line = vec![0; usize::try_from(span.bytes).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut line, span.offset)?;

@@ -207,7 +207,8 @@ impl Inner {
         Ok(RunnerFleet { fleet: Fleet { runner: Arc::clone(runner), executor }, ledger })
     }
 
-    /// Publishes the list of fleets: those in the configuration in its order, then those that are shutting down.
+    /// Publishes the list of fleets: first the fleets of configured runners in the order of the configuration, then the fleets that are
+    /// shutting down.
     fn publish(&self, state: &mut State) {
         let ending = state.fleets.keys().filter(|key| !state.configured.contains(key));
         let fleets = state.configured.iter().chain(ending).filter_map(|key| state.fleets.get(key));

@@ -1,7 +1,8 @@
 //! Socket for actions of operators on instances and groups.
 //!
 //! The socket is in the directory of the ledgers and accepts only root and the user of this process. A request is one line of JSON, and so
-//! is its reply ([`muster_taskscaler::operator`]). An action is in the ledger when the reply is sent.
+//! is its reply ([`muster_taskscaler::operator`]). A reply of success is sent only after the
+//! action was stored in the ledger.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::fleet_list::FleetList;
 use crate::instance::InstanceExecutor;
 
-/// Maximum number of concurrent connections. Further ones wait.
+/// Maximum number of concurrent connections. Further connections wait.
 const MAX_CONNECTIONS: usize = 16;
 /// Maximum time for one connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
