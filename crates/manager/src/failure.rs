@@ -1,4 +1,4 @@
-//! The one place that turns the outcomes of jobs into updates for the coordinator.
+//! Converts the outcomes of jobs to updates for the coordinator. No other module creates these updates.
 
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_job::mask::{Masker, Secrets};
@@ -10,7 +10,7 @@ use crate::state::ManagerOutcome;
 
 /// Returns the final update of a job that ended at an agent. Its log begins at `from` in the trace.
 ///
-/// `interrupted` means that the manager requested the cancellation, and not the coordinator.
+/// If the job was canceled, `interrupted` shows by whom: true means the manager, false means the coordinator.
 pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
@@ -52,7 +52,7 @@ pub(crate) fn final_trace_line(reason: FailureReason, message: &str) -> String {
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
 }
 
-/// Returns lines of the trace in gitlab-runner's format: an error, and its details.
+/// Returns lines for the trace in gitlab-runner's format. The first line is shown as an error, the others as its details.
 pub(crate) fn error_lines(lines: &[String]) -> String {
     let Some((first, details)) = lines.split_first() else { return String::new() };
     let details: String = details.iter().map(|line| format!("\x1b[0K{line}\x1b[0;m\n")).collect();
@@ -125,7 +125,7 @@ mod tests {
         from_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
     }
 
-    /// An agent's answers come from a machine that runs user code.
+    /// An agent's answers may be arbitrary bytes, because user code runs on its machine.
     #[test]
     fn fuzz_agent_answers() {
         use muster_agent_api::{agent, step_runner};

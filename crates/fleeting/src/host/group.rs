@@ -168,7 +168,7 @@ impl Group {
     }
 
     /// Returns the parts of the protocol extension that the running process has.
-    /// If no process is running, returns those of the first process.
+    /// If no process is running, returns the parts that the first process had.
     #[must_use]
     pub fn features(&self) -> Features {
         self.process.borrow().as_ref().map_or(self.info.features, |process| process.features)
@@ -217,8 +217,8 @@ pub(super) struct LiveProcess {
 
 impl LiveProcess {
     /// Marks the process as unusable if the result of a call shows that.
-    /// A broken connection or an unanswered call about the whole group is enough. A call about one instance may hang with that instance only, so
-    /// [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
+    /// A broken connection or an unanswered call about the whole group is enough. A call about one instance may hang because of that instance
+    /// only, so [`MAX_UNANSWERED_CALLS`] such calls in a row must be unanswered.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let is_unusable = match &answer {
             Err(CallError::Disconnected { .. }) => true,

@@ -82,7 +82,7 @@ fn without_value(message: &str) -> String {
         "integer" if found.contains("`-") => "a negative number",
         kind => kind,
     };
-    // serde names Rust's types.
+    // serde's messages contain the names of Rust types, which are replaced for users.
     let expected = match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
         "i8" | "i16" | "i32" | "i64" | "isize" => "an integer",
@@ -118,6 +118,7 @@ pub(super) fn describe(schema: &Schema) -> String {
     text
 }
 
+/// Returns the name and the schema of each setting, and whether the setting is required.
 fn properties(schema: &Schema) -> Vec<(String, Map<String, Value>, bool)> {
     let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
     let Some(Value::Object(properties)) = schema.get("properties") else { return Vec::new() };

@@ -46,7 +46,7 @@ pub(super) struct JobActor {
     pub(super) preparation: Preparation,
     pub(super) progress: AgentProgress,
     pub(super) uploader: Uploader,
-    /// Right to run. `None` while the job waits until it may run, and after its slot was released.
+    /// Permit that counts the job against `concurrent` and `limit`. `None` while the job waits for it, and after its slot was released.
     pub(super) permit: Option<RunPermit>,
 }
 

@@ -58,7 +58,7 @@ impl JobEnvironment {
 
     /// Waits until the lease of an earlier manager process is restored, or until the restore fails.
     ///
-    /// May be dropped at any time: call [`Self::abandon_restore`] then.
+    /// The future may be dropped at any time. The caller must then call [`Self::abandon_restore`].
     pub(super) async fn wait_restored(&mut self, timeout: Duration) {
         let Self::Restoring(task) = self else { return };
         let error = match tokio::time::timeout(timeout, task).await {

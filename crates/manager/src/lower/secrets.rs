@@ -17,7 +17,9 @@ use super::{JobContext, LowerError, settings, with_variables};
 
 /// The only login method that GitLab uses for HashiCorp Vault.
 const LOGIN_METHOD: &str = "jwt";
+/// Key of a secret of HashiCorp Vault or OpenBao in the payload.
 const VAULT: &str = "vault";
+/// Key of a secret of GitLab Secrets Manager in the payload.
 const GITLAB: &str = "gitlab_secrets_manager";
 
 /// Secrets to fetch for a job.
@@ -37,7 +39,7 @@ pub(crate) struct SecretRequests {
 pub(crate) struct SecretRequest {
     /// Name of the variable.
     name: String,
-    /// Whether the variable is the path of a file with the value.
+    /// Whether the variable contains the path of a file with the value, instead of the value.
     file: bool,
     pub(crate) secret: VaultSecret,
 }

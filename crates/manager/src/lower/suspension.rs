@@ -22,7 +22,8 @@ fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     Flags::resolve(payload, runner).is_on(FLAG)
 }
 
-/// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one.
+/// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one. `success` is the result
+/// of the job.
 pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
     let is_requested = if success { options.suspend_on_success } else { options.suspend_on_failure };
@@ -38,10 +39,10 @@ pub(crate) enum SuspendUnsupported {
     /// The executor has no instances.
     #[error("the executor `{0}` cannot suspend or resume environments, only `{EXECUTOR}` can")]
     Executor(String),
-    /// Keys of environments contain the runner's ID.
+    /// The runner has no ID, which the keys of environments contain.
     #[error("the runner has no numeric `id` in its configuration")]
     RunnerId,
-    /// The owner of an environment depends on the protection level.
+    /// The protection level of the job's ref is unknown, although the owner of an environment depends on it.
     #[error("the coordinator does not report whether the job's ref is protected")]
     Protection,
 }
@@ -60,10 +61,10 @@ pub(crate) enum ResumeRefused {
     NoName,
 }
 
-/// Returns the owner of the environments of jobs like this one.
+/// Returns the owner of the environments that jobs of the same project and protection level suspend and resume.
 ///
 /// # Errors
-/// [`SuspendUnsupported`] if such jobs cannot have any.
+/// [`SuspendUnsupported`] if such jobs cannot suspend environments.
 fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, SuspendUnsupported> {
     if runner.executor != EXECUTOR {
         return Err(SuspendUnsupported::Executor(runner.executor.clone()));

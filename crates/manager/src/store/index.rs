@@ -188,7 +188,7 @@ impl StateIndex {
         self.log.handle().map_err(|source| self.failed(source))
     }
 
-    /// Returns a compactor of the file, for another thread. `None` if most of its lines are live.
+    /// Returns a compactor of the file, for another thread. `None` if the file is too small, or not enough of it is obsolete.
     pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
         // Drops the settings of runners without a job. If such a runner gets a job, its settings are stored again.

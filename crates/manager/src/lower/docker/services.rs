@@ -29,7 +29,7 @@ struct RequestedService<'a> {
     of_job: Option<&'a Image>,
 }
 
-/// Returns the services: those of the configuration, then those of the job. Adds warnings about aliases and entrypoints that are not used.
+/// Returns the services of the configuration, and then the services of the job. Adds warnings about aliases and entrypoints that are not used.
 ///
 /// # Errors
 /// [`LowerError`] if there are too many services, or the runner does not allow one.
@@ -157,7 +157,7 @@ fn split_image(reference: &str) -> (String, &str) {
     (name, version)
 }
 
-/// Returns the host names of a service: two forms of its image's name, and those that its author chose.
+/// Returns the host names of a service: two forms of its image's name, and its configured aliases.
 fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     let (name, _) = split_image(&service.name);
     let mut aliases = vec![name.replace('/', "__")];
@@ -170,7 +170,7 @@ fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     aliases
 }
 
-/// Returns the environment of a service: the public variables of the job, and its own.
+/// Returns the environment of a service: the public variables of the job, and the variables of the service.
 fn environment(parts: &JobParts<'_>, service: &RequestedService<'_>) -> Vec<String> {
     let of_job = parts.variables.resolved().filter(|(variable, _)| variable.public);
     let mut env: Vec<(String, String)> = of_job.map(|(variable, value)| (variable.key.clone(), value)).collect();
