@@ -54,7 +54,7 @@ impl Slots {
         Some(HeldSlot { slots: self.clone(), slot })
     }
 
-    /// Takes the lowest free slot. Waits until there is one. Cancel-safe.
+    /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
         loop {

@@ -40,7 +40,7 @@ pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
 struct Level {
     name: CString,
     directory: OwnedFd,
-    /// Names of its subdirectories that were read and not removed yet.
+    /// Names of the subdirectories that were read and not removed yet.
     subdirectories: Vec<CString>,
     /// Whether the directory may contain more entries than were read.
     has_more: bool,

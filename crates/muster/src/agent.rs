@@ -78,7 +78,7 @@ pub(crate) struct ConnectArgs {
 
 /// Returns the subcommand that the environment selects if there are no arguments.
 ///
-/// Some entrypoints of images run only the program itself.
+/// Some images have an entrypoint that runs the program without its arguments.
 pub(crate) fn from_environment(arguments: &[std::ffi::OsString]) -> Option<Command> {
     let selected = std::env::var_os(MODE).is_some_and(|mode| mode == MODE_CONTAINER);
     (arguments.len() <= 1 && selected).then(|| Command::Container(container::ContainerArgs::default()))

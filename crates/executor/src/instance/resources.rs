@@ -115,7 +115,7 @@ pub(super) async fn follow(
         let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
-        // Checked for each sample, because the plugin may have been restarted in a newer version that supports this.
+        // The features are checked for each sample, because the plugin may have been restarted in a newer version that supports this.
         let answer = if ids.is_empty() || !group.features().resource_usage {
             Ok(Vec::new())
         } else {

@@ -42,8 +42,8 @@ fn hash_number(parts: &[&[u8]]) -> u64 {
 
 /// Returns the share of a lease.
 ///
-/// `home` is the home directory on the instance, if it is known yet. `nested` means that the job has a separate virtual machine. `shares_host`
-/// means that the instance is on the manager's host.
+/// `home` is the home directory on the instance, if it is known yet. `nested` is true if the job has a separate virtual machine. `shares_host`
+/// is true if the instance is on the manager's host.
 pub(super) fn slot_share(
     lease: &driver::LeaseHandle,
     settings: &AutoscalerSettings,

@@ -107,7 +107,7 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
 
 /// Drops the connections to instances that no longer exist.
 async fn prune(shared: &ProviderContext, scaler: &Scaler) {
-    // Instances that appear while the status is requested are not in it, and are kept.
+    // The status may lack instances that appear while it is requested. Their connections are kept.
     let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();
     before.extend(shared.known_hosts().names().into_iter().map(InstanceId::new));
     let Some(status) = scaler.status().await else { return };

@@ -91,8 +91,8 @@ pub struct ResumeRequest {
 pub struct VmImage {
     /// Name of the image at the daemon that creates the machines.
     pub name: String,
-    /// Whether the job chose the image. A missing image is then the job's fault, and not that of the runner's configuration or the
-    /// instance.
+    /// Whether the job chose the image. If the image does not exist, the job is then at fault. Otherwise the configuration of the
+    /// runner or the instance is at fault.
     pub is_of_job: bool,
 }
 

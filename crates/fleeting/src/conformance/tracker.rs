@@ -220,6 +220,10 @@ mod tests {
             1,
             "deleted to running"
         );
-        assert_eq!(tracker(&[&[("", 1)], &[("a", 9)], &[("a", 9), ("a", 9)]]).invalid_snapshots.len(), 5);
+        assert_eq!(
+            tracker(&[&[("", 1)], &[("a", 9)], &[("a", 9), ("a", 9)]]).invalid_snapshots.len(),
+            5,
+            "an empty ID, an unknown state three times, and an instance that is listed twice"
+        );
     }
 }

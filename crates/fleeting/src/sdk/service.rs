@@ -24,7 +24,7 @@ use crate::protocol::{RichStatus, SUSPEND_RESUME};
 pub(super) struct Service {
     plugin: Plugin,
     provider: Arc<OnceLock<Box<dyn DynProvider>>>,
-    /// [`super::Init::can_suspend`].
+    /// Whether the provider declared that it can suspend instances ([`super::Init::can_suspend`]). False before `Init`.
     can_suspend: AtomicBool,
     init_lock: tokio::sync::Mutex<()>,
 }

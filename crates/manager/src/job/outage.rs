@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum time to wait while all instances are unreachable. After this each of them counts as lost.
+/// Maximum time to wait while all instances are unreachable. After this time, each of these instances counts as lost.
 const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
 /// Tracks which instances with jobs are reachable. Clones share their content.
@@ -45,7 +45,7 @@ enum Outage {
     None,
     /// All other instances were unreachable, too, since this time.
     Since(Instant),
-    /// Other instances are reachable again. This one was given one more timeout.
+    /// Other instances are reachable again. The instance of this job was given one more timeout.
     Over,
 }
 

@@ -131,7 +131,7 @@ impl RotationTask {
     /// Replaces `origin` with the new token in every entry that has it. These entries belong to one runner (check C025).
     ///
     /// # Errors
-    /// The reason why the token was not saved. `None` if the file no longer has such an entry, which is logged.
+    /// The reason why the token was not saved. `None` means that the file no longer has such an entry. This case is logged.
     async fn save(
         &self,
         mut file: ConfigFile,
