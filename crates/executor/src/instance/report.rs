@@ -46,7 +46,7 @@ impl InstanceExecutor {
 
     /// Applies an operator's action to an instance or to a group. `by` names the operator and the reason.
     ///
-    /// The action is in the ledger when the result is returned. `None` means that the scaler does not run, or cannot write its ledger now.
+    /// The action is stored in the ledger before the result is returned. `None` means that the scaler does not run, or cannot write its ledger now.
     pub async fn operate(
         &self,
         target: &OperatorTarget,

@@ -1,4 +1,4 @@
-//! Converts a runner's settings to those of the scaler and of the plugin protocol.
+//! Converts a runner's settings to settings of the scaler and of the plugin protocol.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -13,7 +13,7 @@ use super::LeaseRecord;
 pub trait Elastic: Send + Sync {
     /// Reports that the coordinator answered a job request that the capacity allowed.
     ///
-    /// `at_once` means that the answer was a job, and that the coordinator did not hold the request before it answered.
+    /// `at_once` is true if the answer was a job, and the coordinator did not hold the request before it answered.
     fn request_answered(&self, at_once: bool);
 
     /// Announces a lease of an earlier manager process. The executor keeps it until it is restored.

@@ -95,7 +95,7 @@ impl LeaseRecord {
 
 /// One job's right to one slot of one environment.
 ///
-/// [`Lease::release`] returns the slot. If the lease is dropped without it, the job may still be running: an executor whose environments
+/// [`Lease::release`] returns the slot. If the lease is dropped without this call, the job may still be running: an executor whose environments
 /// outlive the manager reserves the slot for the manager's next start.
 pub struct Lease {
     /// Record to store before the lease is used.
@@ -135,8 +135,8 @@ impl std::fmt::Debug for Lease {
     }
 }
 
-/// Group of jobs that are counted together: those of a runner for `CI_CONCURRENT_ID`, and those of one of its projects for
-/// `CI_CONCURRENT_PROJECT_ID`.
+/// Runner and project of a job. `CI_CONCURRENT_ID` numbers the concurrent jobs of the runner, and `CI_CONCURRENT_PROJECT_ID` the
+/// concurrent jobs of the runner in the project.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotKey {
     /// Short form of the runner's token, as it appears in the paths of its jobs.

@@ -97,7 +97,7 @@ async fn chunk_store(
     let marks = store.read_object(&format!("{}/marks.json", usage.prefix), MAX_MARKS_BYTES).await?.unwrap_or_default();
     signed.marked = Marks::parse(&marks).names().map(str::to_owned).collect();
     let keys = [&usage.key].into_iter().chain(&usage.fallback_keys).map(String::as_str);
-    // A new key shares the chunks of the cache that was saved last.
+    // The empty key stands for the cache that was saved last. A cache with a new key can share its chunks.
     let keys = keys.chain(usage.upload.then_some(""));
     let texts = keys.map(async |key| {
         Ok::<_, CacheStoreError>((key, store.read_object(&reference_name(key), MAX_REFERENCE_BYTES).await?))

@@ -1,4 +1,4 @@
-//! Reasons to end a job that no agent executes right now: watched while the job waits for a slot or for its agent.
+//! Watches for reasons to end a job while the job waits for a slot or for its agent.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl Interruption {
 
 /// Stays in contact with the coordinator until a reason to end the job occurs. Passing `deadline` is such a reason.
 ///
-/// May be dropped at any time: the next answer of the coordinator has the length of the trace, which shows the bytes that arrived.
+/// The future may be dropped at any time: the next answer of the coordinator has the length of the trace, which shows the bytes that arrived.
 pub(super) async fn watch_for_interruption(
     uploader: &mut Uploader,
     stop: &CancellationToken,

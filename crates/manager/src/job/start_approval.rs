@@ -49,7 +49,7 @@ impl<'a> StartApproval<'a> {
     /// Waits for the next stage. Cancel-safe: the next call continues a request that is in flight.
     ///
     /// # Errors
-    /// The outer error is the agent's. The inner error means that the start could not be stored.
+    /// The outer error is an error of the agent. The inner error means that the start could not be stored.
     pub(super) async fn advance(&mut self, row: &mut JobRow) -> Result<Result<(), JobError>, AgentError> {
         let is_waiting = match &mut self.0 {
             Stage::WaitForRequest { reached, .. } => reached.await?,
@@ -61,7 +61,7 @@ impl<'a> StartApproval<'a> {
         };
         self.0 = match std::mem::replace(&mut self.0, Stage::Done) {
             Stage::WaitForRequest { approve, .. } if is_waiting => {
-                // Stored before the first user command may start (J2).
+                // The start is stored before the first user command may run (J2).
                 if matches!(row.state(), JobState::Leased { .. })
                     && let Err(error) = row.transition(JobState::start)
                 {
