@@ -8,7 +8,7 @@ use super::PluginSpec;
 const MASKED: &str = "[masked]";
 /// Minimum length of a secret in bytes. Shorter texts occur in too many other words to be replaced.
 const MIN_SECRET_BYTES: usize = 4;
-/// Words in the name of a key whose value, or table of values, is secret.
+/// Words that mark a key as secret if its name contains one of them. The value of such a key, or its table of values, is masked.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
 /// Names of more secret keys. Other names that end in `key` usually are not secret.
@@ -31,7 +31,7 @@ impl Mask {
         collect_secrets(&spec.config, false, &mut secrets);
         add_secret(&spec.connector.password, &mut secrets);
         add_secret(&String::from_utf8_lossy(&spec.connector.key), &mut secrets);
-        // Longer secrets are replaced first, so that one that contains another is hidden completely.
+        // Longer secrets are replaced first, so that a secret that contains another secret is hidden completely.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
         Self(secrets)

@@ -81,7 +81,7 @@ fn print_handshake(endpoint: &Endpoint) -> Result<(), Error> {
 }
 
 /// go-plugin's services.
-/// The plugin prints nothing and opens no further connections, so both streams stay empty. They close when the host exits.
+/// The plugin prints nothing and opens no further connections, so the streams of stdio and broker stay empty. They close when the host exits.
 #[derive(Clone)]
 struct GoPluginServices {
     stop: CancellationToken,

@@ -73,7 +73,7 @@ pub(super) fn view_dir(mirror: &GitMirror, context: &JobContext) -> String {
     if context.runner.uses_containers() { MIRROR_DIR.to_owned() } else { mirror.view_dir() }
 }
 
-/// Returns the step on the agent's machine.
+/// Returns the step that prepares the mirror on the agent's machine.
 pub(super) fn step(mirror: &GitMirror, settings: &JobSettings) -> Step {
     // The lines of the step are outside of a section.
     let mut step = Step::new("git_mirror", "", Call::builtin(mirror));

@@ -12,8 +12,9 @@ use super::protection;
 use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
-/// Variables by which a job requests resources, including those of gitlab-runner's Kubernetes executor. The first one that is set is used.
+/// Variables by which a job requests CPU. The first variable that is set is used. gitlab-runner's Kubernetes executor uses the second.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
+/// Variables by which a job requests memory. The first variable that is set is used.
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
 /// Variable with which a job declines a sticky context, by the value `false`.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
@@ -72,13 +73,14 @@ pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String
         .collect()
 }
 
-/// Returns the name of the slot's cgroup. `None` if it has none.
+/// Returns the name of the slot's cgroup. `None` if the slot has no cgroup.
 pub(super) fn cgroup(context: &JobContext) -> Option<String> {
     let share = context.share.as_ref()?;
     (context.runner.use_slot_cgroups || share.measured).then(|| slot_cgroup(context, share, None))
 }
 
-/// Returns the slot's cgroup for containers, by `template` or that of the runner. `None` if containers do not use it.
+/// Returns the slot's cgroup for containers, named by `template`, or else by the runner's template. `None` if containers do not use
+/// the slot's cgroup.
 pub(super) fn container_cgroup(context: &JobContext, template: Option<&str>) -> Option<String> {
     let share = context.share.as_ref().filter(|_| context.runner.use_slot_cgroups)?;
     Some(slot_cgroup(context, share, template))

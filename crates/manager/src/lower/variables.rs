@@ -1,4 +1,4 @@
-//! The job's variables: joins their layers, of which later ones take precedence, and expands them once.
+//! Joins the layers of the job's variables, and expands the variables once. Later layers take precedence.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -126,7 +126,7 @@ impl Variables {
         self.list.push(variable);
     }
 
-    /// Expands all values. Each value sees the others unexpanded: this is one pass, not a fixed point.
+    /// Expands all values once. A reference is replaced with the unexpanded value of the other variable.
     fn expand_all(&mut self) {
         let has_references = |variable: &Variable| !variable.raw && variable.value.contains('$');
         let expanded: Vec<Option<String>> =

@@ -53,7 +53,7 @@ fn drop_raw_packets(spec: &mut ContainerSpec) -> Result<(), LowerError> {
 
 fn conflict(setting: &str) -> LowerError {
     LowerError::configuration(format!(
-        "`blocked_addresses` of [runners.docker] has no effect with {setting}; remove one of them, or block the addresses with a firewall of \
+        "`blocked_addresses` of [runners.docker] has no effect with {setting}; remove one of the two settings, or block the addresses with a firewall of \
          the engine's machine"
     ))
 }

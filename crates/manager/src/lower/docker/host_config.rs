@@ -13,7 +13,7 @@ use super::DockerFiles;
 pub(super) struct ContainerFacts {
     pub(super) privileged: bool,
     pub(super) cgroup_parent: String,
-    /// Devices in addition to those of the settings.
+    /// Devices in addition to the devices in the settings.
     pub(super) devices: Vec<Device>,
     /// Whether the engine runs its init program as the first process of the container.
     pub(super) init: bool,
@@ -71,7 +71,7 @@ pub(super) fn host_config(
     Ok(config.0)
 }
 
-/// Limits CPU and memory of a container to those of the operator's step policy, unless the container has lower limits.
+/// Applies the limits of CPU and memory from the operator's step policy to a container, unless the container has lower limits.
 pub(super) fn limit(config: &mut Map<String, Value>, limits: &StepLimits) {
     let of_policy =
         [("Memory", limits.memory_bytes), ("NanoCpus", limits.cpu_milli.map(|milli| u64::from(milli) * 1_000_000))];

@@ -1,4 +1,4 @@
-//! Images: which one a job gets, whether the runner allows it, and how it is pulled (docs/spec/job-execution.md, section 5.7).
+//! Images: which image a job gets, whether the runner allows it, and how it is pulled (docs/spec/job-execution.md, section 5.7).
 
 use muster_agent_api::builtin::ImageSpec;
 use muster_config::settings::DockerSettings;
@@ -45,7 +45,7 @@ pub(super) fn build_image(
 /// Checks an image that a job chose.
 ///
 /// # Errors
-/// [`LowerError`] if no pattern matches it. No patterns at all allow every image.
+/// [`LowerError`] if no pattern matches the image. An empty list of patterns allows every image.
 pub(super) fn check_allowed(image: &str, list: AllowList, patterns: &[String]) -> Result<(), LowerError> {
     if patterns.is_empty() || patterns.iter().any(|pattern| matches_pattern(pattern, image)) {
         return Ok(());
@@ -100,12 +100,12 @@ pub(super) fn option(image: &Image, name: &str, variables: &Variables) -> Option
     Some(variables.expand(&text).trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Returns whether an image may be privileged. No patterns at all allow every image.
+/// Returns whether an image may be privileged. An empty list of patterns allows every image.
 pub(super) fn may_be_privileged(image: &str, patterns: &[String]) -> bool {
     patterns.is_empty() || patterns.iter().any(|pattern| matches_pattern(pattern, image))
 }
 
-/// Returns the entrypoint that replaces that of the image. Adds a warning if the runner ignores the job's.
+/// Returns the entrypoint that replaces the entrypoint of the image. Adds a warning if the runner ignores the job's entrypoint.
 pub(super) fn entrypoint(
     entrypoint: Option<&[String]>,
     docker: &DockerSettings,

@@ -63,7 +63,8 @@ impl<'a> Volumes<'a> {
         Ok(())
     }
 
-    /// Adds the volume for checkouts, unless the configuration has one. Later jobs reuse it if they fetch into the same checkout.
+    /// Adds the volume for checkouts, unless the configuration has a volume for them. If `is_fetched` is true, later jobs
+    /// reuse the volume, because they fetch into the same checkout.
     pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
         if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
             self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
@@ -171,7 +172,7 @@ fn absolute(path: &str, base: &str) -> String {
     paths::clean(&path).unwrap_or(path)
 }
 
-/// Returns `base` and all directories from there to `path`, which is below it.
+/// Returns `base`, `path`, and all directories between them. `path` must be below `base`.
 fn chain(base: &str, path: &str) -> impl Iterator<Item = String> {
     let rest = path.strip_prefix(base).unwrap_or_default().trim_matches('/');
     let mut directory = base.to_owned();
