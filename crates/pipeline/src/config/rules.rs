@@ -220,7 +220,7 @@ fn when(node: &Node, at: Path<'_>, parent: RulesParent, problems: &mut Problems)
     Some(behavior::parse_when_value(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
-/// Parses `changes` of a rule, or of `only` and `except`, where it is always a list.
+/// Parses `changes` of a rule. The parsers of `only` and `except` call this function only for a value that is not a map.
 pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Changes> {
     if node.as_map().is_none() {
         let paths = PathTest::Globs(patterns(node, at, problems)?);
