@@ -57,7 +57,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
     runtime::block_on(async move { crate::ci::exit_code(collect(&args).await) })
 }
 
-/// Priority of a collection that a manager started, so that jobs come first.
+/// Nice value of a collection that a manager started, so that jobs have a higher priority.
 const NICENESS: i32 = 10;
 
 /// Collects all stores. Returns false if a collection failed.
@@ -94,8 +94,8 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
 }
 
 /// Returns the options for the stores of a runner. `None` means that they are not collected.
-fn options_of(is_due: bool, runner: &RunnerSettings, options: CollectOptions) -> Option<CollectOptions> {
-    if !is_due {
+fn options_of(only_due: bool, runner: &RunnerSettings, options: CollectOptions) -> Option<CollectOptions> {
+    if !only_due {
         return Some(options);
     }
     let ChunkCollectionSettings { interval, grace, max_age } = runner.cache.collection?;
@@ -128,8 +128,8 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
 
 /// Collects a store on this machine, unless its last collection is too recent. Returns false if the collection failed.
 ///
-/// `only_own` is set in a collection that a manager started. It skips the stores of other users: their jobs can write to these stores, so this
-/// user must not delete anything there.
+/// `only_own` is true if a manager started the collection. Stores of other users are then skipped, because the jobs of these
+/// users can write to the stores, so this user must not delete anything there.
 fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
     let owner = store.root().symlink_metadata().map(|found| found.uid());
     if only_own && owner.is_ok_and(|owner| owner != rustix::process::geteuid().as_raw()) {

@@ -1,7 +1,7 @@
 //! `muster manager`: requests jobs from a coordinator and runs them on this host.
 //!
-//! On the first SIGTERM or SIGINT, the manager requests no more jobs, and cancels the running ones or lets them finish (`--on-stop`). On the
-//! second one, it exits immediately. The agent then keeps running the jobs, and the next start of the manager resumes them.
+//! On the first SIGTERM or SIGINT, the manager requests no more jobs, and cancels the running jobs or lets them finish (`--on-stop`). On
+//! the second signal, it exits immediately. The agent then keeps running the jobs, and the next start of the manager resumes them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -135,7 +135,7 @@ async fn run_manager(args: ManagerArgs) -> Result<ExitCode, RunError> {
     let telemetry = TelemetryRuntime::start(args.listen_address.as_deref()).await?;
     let manager = build(args, Arc::clone(&telemetry.telemetry)).await?;
     let result = tokio::select! {
-        // `run` can be dropped at any point: state.log has everything that a restart needs.
+        // Dropping `run` is safe at any point, because state.log contains everything that the next start needs.
         result = manager.run(commands) => result.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&control, on_stop) => {
             if signals.is_ok() {
@@ -180,11 +180,12 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         host: engine,
         image: args.docker_image.unwrap_or_default(),
         host_without_image: args.host_without_image,
-        // Images that a developer has built exist in no registry, and a pull for each job takes long.
+        // Pull only missing images: an image that a developer has built exists in no registry, and a pull for each job takes long.
         pull_policy: vec!["if-not-present".to_owned()],
         allowed_pull_policies: PULL_POLICIES.map(str::to_owned).to_vec(),
         wait_for_services_s: SERVICE_TIMEOUT_S,
-        // Each run is a new runner, so no later run finds its volumes. They are removed with the job, except the one for caches.
+        // Each run has a new runner, so later runs could not find the volumes of this run. All volumes except the volume for caches
+        // are removed with the job.
         disable_cache: true,
         volumes: vec![cache_volume],
         ..DockerSettings::default()
@@ -214,7 +215,8 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
     Ok(Manager::new(settings, store, executors, telemetry))
 }
 
-/// Returns the name of the volume for the caches of jobs in containers. It belongs to the same repository as the directory `cache`.
+/// Returns the name of the volume for the caches of jobs in containers. The name is
+/// derived from the directory `cache`, so each repository has a separate volume.
 fn cache_volume(cache: &Path) -> String {
     let hash = format!("{:x}", Sha256::digest(cache.as_os_str().as_encoded_bytes()));
     format!("muster-ci-cache-{}", hash.get(..16).unwrap_or(&hash))

@@ -21,7 +21,7 @@ pub(super) enum Challenge {
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// Returns the strongest challenge of a response among those that this client supports.
+/// Returns the strongest challenge of a response that this client supports: Bearer before Basic.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let mut basic = None;

@@ -24,7 +24,7 @@ const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Maximum size of an index, a manifest or a page of tags in bytes.
 /// The specification requires registries to accept this size.
 pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
-/// Maximum number of pages of a list. A page has up to 1000 names.
+/// Maximum number of pages of a list of tags or repositories. A page has up to 1000 names.
 const MAX_TAG_PAGES: usize = 100;
 /// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -33,8 +33,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 
-/// Maximum size of an error response in bytes, and maximum number of its characters that an error quotes.
+/// Maximum size of an error response in bytes.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
+/// Maximum number of characters of an error response that a message quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
 /// Tags of a repository.
@@ -53,7 +54,7 @@ pub struct Registry {
     repository: Repository,
     base: Url,
     credentials: Option<Credentials>,
-    /// Value of `Authorization` in the last successful request.
+    /// Value of the `Authorization` header that answers the registry's last challenge. `None` before the first challenge.
     authorization: Mutex<Option<String>>,
 }
 
@@ -140,7 +141,7 @@ impl Registry {
         self.list(url, format!("{}, which does not list its repositories", self.repository.registry)).await
     }
 
-    /// Reads all pages of a list. `content` is the name for the error of a list that does not exist.
+    /// Reads all pages of a list. `content` is the name of the list in the error that reports that it does not exist.
     async fn list(&self, mut url: Url, content: String) -> Result<Vec<String>, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -165,7 +166,7 @@ impl Registry {
     /// Fetches the index to which a tag points.
     ///
     /// # Errors
-    /// [`RegistryError`], also if the tag points to a single image: only an index names the platforms.
+    /// [`RegistryError`], also if the tag points to a single image, because only an index lists platforms.
     pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
         self.resolve(tag).await.map(|(_, index)| index)
     }
@@ -230,7 +231,7 @@ impl Registry {
     ) -> Result<Response, RegistryError> {
         let (mut is_authorized, mut attempts) = (false, 0);
         loop {
-            // Another server must not get the credentials.
+            // Only the registry may get the credentials, not another server.
             let is_own = url.origin() == self.base.origin();
             let authorization = if is_own { self.authorization.lock().await.clone() } else { None };
             let mut request = request(&self.http);
@@ -328,8 +329,8 @@ pub(super) fn accept(types: &[&str]) -> HeaderMap {
     headers
 }
 
-/// Returns the next page of a list.
-/// It must have the same origin, because the credentials are sent there.
+/// Returns the URL of the next page of a list.
+/// Ignores a URL of another origin, because the credentials would be sent there.
 fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
     let link = headers.get(LINK)?.to_str().ok()?;
     let (target, rest) = link.strip_prefix('<')?.split_once('>')?;

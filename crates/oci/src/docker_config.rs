@@ -74,7 +74,8 @@ impl DockerConfig {
     }
 
     /// Stores credentials for a registry.
-    /// Uses its credential helper if one is configured, or else the file, which only its owner can read. The rest of the file does not change.
+    /// Uses the registry's credential helper if a helper is configured. Otherwise, replaces all entries for this registry in the
+    /// file and keeps the rest of its content. Only the owner can read the file.
     ///
     /// # Errors
     /// [`CredentialsError`].
@@ -119,13 +120,14 @@ impl DockerConfig {
         CredentialsError::Content { path: self.path.clone(), problem }
     }
 
-    /// Returns the error of a helper that this file names.
+    /// Creates the error of a helper that this file configures.
     fn helper_failed(&self, name: &str, error: HelperError) -> CredentialsError {
         CredentialsError::Helper { helper: name.to_owned(), config: self.path.clone(), source: Box::new(error) }
     }
 }
 
-/// Returns the credentials that the text of a configuration file has for a repository: those of the whole name, or else those of its registry.
+/// Returns the credentials that the text of a configuration file has for a repository: the
+/// credentials for the full name of the repository, or else the credentials for its registry.
 /// Credential helpers are not called.
 ///
 /// # Errors
@@ -139,8 +141,8 @@ pub fn credentials_in(text: &str, repository: &Repository) -> Result<Option<Cred
     entry_credentials(config, &[&repository.to_string(), &key(&repository.registry)])
 }
 
-/// Returns the credentials of the first of the keys that has an entry. The last key is the name of a registry, which may be written in
-/// other ways.
+/// Returns the credentials of the first key in `keys` that has an entry. The last key is a registry. If no key has an entry, uses
+/// an entry with another spelling of this registry, such as a URL.
 fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Option<Credentials>, String> {
     let Some(auths) = config.get("auths").and_then(Value::as_object) else { return Ok(None) };
     let exact = keys.iter().find_map(|key| Some((*key, auths.get(*key)?)));

@@ -21,7 +21,7 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Registry {
     /// Downloads a blob into a file.
-    /// Existing content of the file is the start of the blob. An interrupted download is retried a few times. After that, the received content
+    /// The file may already contain the start of the blob. An interrupted download is retried a few times. After that, the received content
     /// stays in the file, so that a later call can continue.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! File with one index and everything that it refers to: an OCI image layout in a tar archive. The version is the name of the index.
+//! OCI image layouts in a tar archive: one index, and everything that the index refers to. The version is the value of the
+//! annotation `org.opencontainers.image.ref.name` of the index.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -111,7 +112,8 @@ fn blob_name(digest: &str) -> String {
     format!("{BLOBS}{}", digest.strip_prefix("sha256:").unwrap_or(digest))
 }
 
-/// Reads an index and its version from a file. Every file in it is verified against its digest. The layers stay in the file. Blocks.
+/// Reads an index and its version from a file. Every file in it is verified against its digest. The returned
+/// layers are not in memory: their content is read from the file on demand. Blocks the thread.
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -182,7 +184,7 @@ fn take(files: &mut HashMap<String, Blob>, digest: &str) -> Result<Vec<u8>, Layo
     document(&name, &file)
 }
 
-/// Returns the content of a document, which must be small.
+/// Returns the content of a document of at most [`MAX_DOCUMENT_BYTES`].
 fn document(name: &str, file: &Blob) -> Result<Vec<u8>, LayoutError> {
     if file.size() > MAX_DOCUMENT_BYTES {
         return Err(LayoutError::LargeDocument(name.to_owned()));

@@ -37,7 +37,7 @@ pub enum LockFileError {
         /// Error of the parser.
         source: Box<toml::de::Error>,
     },
-    /// The file has another format version.
+    /// The format version of the file is not supported.
     #[error(
         "{}: unsupported format version {found}, expected {FORMAT}; restore the file, or delete it to accept the current content of the registries",
         path.display()
@@ -75,7 +75,7 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Reads the file. A missing file is empty.
+    /// Reads the file. Returns an empty lock file if the file does not exist.
     ///
     /// # Errors
     /// [`LockFileError`].

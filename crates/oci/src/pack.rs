@@ -47,10 +47,10 @@ pub enum PackError {
     Stopped,
 }
 
-/// Where and within which bounds an archive is written.
+/// Location and limits of an archive to write.
 #[derive(Clone, Copy)]
 pub struct PackOptions<'a> {
-    /// Directory for the archive, which has no name there.
+    /// Directory for the archive, which is an unnamed temporary file.
     pub temp_dir: &'a Path,
     /// Maximum size of the archive in bytes.
     pub limit: u64,
@@ -124,7 +124,7 @@ fn add(
     if !metadata.is_file() {
         return Err(PackError::Kind(path.to_owned()));
     }
-    // A job may replace the file meanwhile, so that its kind is checked again.
+    // A job may have replaced the file after the check of its kind, so `open` checks the kind again.
     let file = muster_files::open(path).map_err(|error| failed(error.into()))?;
     let metadata = file.metadata().map_err(failed)?;
     let size = metadata.len();
@@ -133,7 +133,7 @@ fn add(
         .ok_or_else(|| PackError::TooLarge { path: path.to_owned(), limit: MAX_CONTENT_BYTES })?;
     header.set_mode(if metadata.permissions().mode() & 0o111 != 0 { 0o755 } else { 0o644 });
     header.set_size(size);
-    // The archive must have as many bytes as the header says, even if the file grows or shrinks.
+    // The archive must contain exactly the number of bytes in the header, even if the file grows or shrinks.
     let mut content = StoppableFile { file: file.take(size), is_stopped };
     archive.append_data(&mut header, name, &mut content).map_err(failed)?;
     if content.file.limit() > 0 {
@@ -142,7 +142,7 @@ fn add(
     Ok(())
 }
 
-/// Reason to stop that passes through the writers as an error of the system.
+/// Reason to stop packing. Readers and writers of the archive pass it on inside an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 enum Abort {
     #[error("the archive is too large")]
@@ -160,7 +160,7 @@ fn pack_error(path: &Path, source: io::Error) -> PackError {
     }
 }
 
-/// File that is packed, as long as the caller does not stop.
+/// Reader of a file to pack. Reading fails when the caller stops the work.
 struct StoppableFile<'s> {
     file: io::Take<File>,
     is_stopped: &'s dyn Fn() -> bool,
@@ -172,7 +172,7 @@ impl Read for StoppableFile<'_> {
     }
 }
 
-/// File of bounded size that is written, with the digest of its content.
+/// Writer to a file of limited size. Also computes the digest of the content.
 struct HashedFile {
     file: File,
     hash: Sha256,
@@ -242,7 +242,7 @@ mod tests {
         let calls = Cell::new(0);
         let is_stopped = || calls.replace(calls.get() + 1) > 20;
         assert!(matches!(packed(dir.path(), u64::MAX, &is_stopped), Err(PackError::Stopped)));
-        assert!(calls.get() < 30, "{} more chunks after the stop", calls.get());
+        assert!(calls.get() < 30, "{} checks, although the 22nd requested a stop", calls.get());
         sparse.set_len(1 << 40).unwrap();
         let error = packed(dir.path(), u64::MAX, GO_ON).unwrap_err();
         assert!(matches!(error, PackError::TooLarge { limit: MAX_CONTENT_BYTES, .. }), "{error:?}");

@@ -148,7 +148,7 @@ fn is_below(path: &str) -> bool {
     path.split('/').all(|segment| !matches!(segment, "" | "." | "..")) && !path.contains('\0')
 }
 
-/// Content whose digest is computed while it is read.
+/// Reader that computes the digest of the content while the content is read.
 struct Hashed<'a> {
     content: &'a mut dyn Read,
     hash: Sha256,

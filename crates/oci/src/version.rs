@@ -106,7 +106,7 @@ pub enum Constraint {
     Major(u64),
     /// Any release of a minor version.
     Minor(u64, u64),
-    /// Exactly this version. A pre-release is selected only by this, or by a range that names a pre-release, such as
+    /// Exactly this version. A pre-release is selected only by its exact version, or by a range that contains a pre-release, such as
     /// `>=1.2.0-rc.1`.
     Exact(Version),
     /// A range in Cargo's syntax. gitlab-runner does not support ranges.

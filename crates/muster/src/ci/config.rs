@@ -1,6 +1,6 @@
 //! The user's `ci.toml`: local checkouts of other projects, and variables that GitLab would store in its settings.
 //!
-//! The file is in `$XDG_CONFIG_HOME/muster/` and not in a repository, because its content belongs to a machine and a user.
+//! The file is in `$XDG_CONFIG_HOME/muster/` and not in a repository, because its content is specific to one user on one machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -198,7 +198,8 @@ impl Config {
         format!("{}/", url.trim_end_matches('/'))
     }
 
-    /// Returns the variables of a project. Later ones take precedence: their project patterns are more specific.
+    /// Returns the variables of a project. Variables with a more specific project pattern come later and override earlier
+    /// variables.
     pub(super) fn variables(&self, project: &str) -> Result<Vec<ScopedVariable>, CiError> {
         let mut found: Vec<_> = self.variables.iter().filter(|entry| matches(&entry.project, project)).collect();
         found.sort_by_key(|entry| (!entry.project.contains('*'), entry.project.len()));

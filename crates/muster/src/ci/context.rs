@@ -1,4 +1,4 @@
-//! Builds the context that a pipeline is compiled for, from git and the event's flags.
+//! Builds the context of a pipeline from the git repository and the flags that describe the event.
 
 use muster_pipeline::context::{Changes, Context, PipelineSource, RefKind};
 use muster_source::{MergeBase, Snapshot};
@@ -25,7 +25,7 @@ pub(super) struct EventFacts {
     pub(super) protected: bool,
     pub(super) before_sha: String,
     pub(super) merge_request: Option<MergeRequest>,
-    /// Changes that `rules:changes` looks at. `None` means unknown, and `changes` always matches.
+    /// Changes that `rules:changes` checks. `None` means that the changes are unknown. `changes` then always matches.
     pub(super) changes: Option<Changes>,
 }
 
@@ -212,10 +212,10 @@ fn merge_request(
     Ok(MergeRequest { target, base })
 }
 
-/// Returns the commit that a push is compared with, and its description: the upstream branch as last fetched.
+/// Returns the commit with which a push is compared, and its description: the upstream branch as last fetched, or the previous
+/// commit if there is nothing to push.
 ///
-/// A branch without upstream would be new on the server, so its changes are unknown. If there is nothing to push, the last commit counts as
-/// the push.
+/// Returns `None` for a branch without upstream. Such a branch would be new on the server, so its changes are unknown.
 fn pushed_from(snapshot: &Snapshot) -> Option<(String, String)> {
     let upstream = snapshot.upstream()?;
     let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;

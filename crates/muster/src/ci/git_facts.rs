@@ -1,4 +1,4 @@
-//! What git knows about the project: its path and server from the remote, its default branch, and the user.
+//! Facts about the project from git: its path and server from the remote, its default branch, and the user.
 
 use muster_job::Secret;
 use muster_pipeline::slug::slug;
@@ -69,7 +69,7 @@ impl ProjectIdentity {
         }
     }
 
-    /// Returns the base URL of the project's server: that of the remote, or else `coordinator`.
+    /// Returns the base URL of the project's server: the URL from the remote, or else `coordinator`.
     pub(super) fn server_or<'a>(&'a self, coordinator: &'a str) -> &'a str {
         self.server_url.as_deref().unwrap_or(coordinator).trim_end_matches('/')
     }

@@ -1,4 +1,4 @@
-//! Compiles the pipeline of a directory, for all commands.
+//! Compiles the pipeline of a repository. All subcommands that need a pipeline use this module.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,11 +36,11 @@ pub(super) struct Prepared {
     pub(super) sources: SharedSources,
 }
 
-/// Where to write the snapshot, and what to compile the pipeline for.
+/// Location of the snapshot, and settings of the compilation.
 pub(super) struct Target<'a> {
     /// Bare repository to create.
     pub(super) store: &'a Path,
-    /// URL of the coordinator. `None` if none runs.
+    /// URL of the coordinator. `None` if no coordinator runs.
     pub(super) server_url: Option<&'a str>,
     /// Number of the run.
     pub(super) iid: u64,
@@ -82,7 +82,7 @@ pub(super) async fn compile_only(args: &InspectArgs) -> Result<(Prepared, tempfi
     compile(args, Purpose::Inspect).await
 }
 
-/// Compiles as [`compile_only`] does. The decisions also name the values that rules compared.
+/// Same as [`compile_only`], but the decisions also contain the values that rules compared.
 pub(super) async fn compile_with_explanations(args: &InspectArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
     compile(args, Purpose::Explain).await
 }
@@ -98,7 +98,7 @@ async fn compile(args: &InspectArgs, purpose: Purpose) -> Result<(Prepared, temp
     Ok((prepare(&args.pipeline, project, &target).await?, directory))
 }
 
-/// Everything that a pipeline is compiled from.
+/// All input from which a pipeline is compiled.
 pub(super) struct PipelineSources {
     pub(super) project: ProjectState,
     pub(super) config: Config,
@@ -190,7 +190,8 @@ fn report_pins(pins: &[Pin]) {
 /// The pipeline configuration file.
 struct ConfigFile {
     path: PathBuf,
-    /// Value of `CI_CONFIG_PATH`: the path from the top of the repository, or the given path if the file is outside.
+    /// Value of `CI_CONFIG_PATH`: the path from the top of the repository, or the given path if the file is outside
+    /// the repository.
     name: String,
 }
 

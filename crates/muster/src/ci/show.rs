@@ -94,7 +94,8 @@ pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, Ci
     Ok(views)
 }
 
-/// Returns the newest job with a name or ID, in the root pipeline or else in a child pipeline.
+/// Returns the job with a name, in the root pipeline or else in a child pipeline. If no job has this name, returns the job
+/// with this ID.
 pub(super) fn find_job<'a>(pipelines: &'a [PipelineView], name: &str, run: u64) -> Result<&'a JobView, CiError> {
     let by_id = |job: &&JobView| job.id.to_string() == name;
     let found = pipelines.iter().find_map(|pipeline| pipeline.job(name));
@@ -348,7 +349,8 @@ fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &Un
     Ok(())
 }
 
-/// Unpacks an archive of artifacts. A job created it, so nothing in it may escape the directory.
+/// Unpacks an archive of artifacts. The archive is not trusted, because a job created it: its entries are never written
+/// outside `target`.
 pub(super) fn unpack_archive(archive: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let extraction =
         Extraction { limits: limits.limits(), limits_from: LimitsFrom::CiConfig, ..Extraction::new(target.to_owned()) };

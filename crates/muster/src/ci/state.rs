@@ -107,7 +107,7 @@ impl ProjectState {
 
     /// Deletes the directory of a run for which no pipeline was created.
     ///
-    /// The next run gets the same number, unless a later run was started.
+    /// The next run gets the number of the deleted run, unless a later run was started.
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
         drop(run);
@@ -143,7 +143,8 @@ impl ProjectState {
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
     }
 
-    /// Deletes runs that are too old or take too much space, except the newest and the active ones.
+    /// Deletes runs that exceed the maximum age or the maximum total size in `retention`. Keeps the newest `min_runs` runs
+    /// and all active runs.
     pub(super) fn prune(&self, retention: &Retention, now: SystemTime) {
         let mut numbers = self.run_numbers();
         if numbers.len() <= retention.min_runs {
@@ -218,17 +219,18 @@ fn create_private(directory: &Path) -> io::Result<()> {
     builder.create(directory)
 }
 
-/// Opens a lock file and waits for its lock. The lock is released with the handle.
+/// Opens a lock file and waits for its lock. The lock is released when the returned file is dropped.
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     file.lock()?;
     Ok(file)
 }
 
-/// Checks that 64 KiB can be written in a directory: about what the coordinator's database needs to grow.
+/// Checks that a file of 64 KiB can be written in a directory. The coordinator's database needs about that much space to
+/// grow.
 ///
 /// # Errors
-/// Returns the error of writing it. The file is deleted in any case.
+/// Returns the error of creating or writing the file. The file is deleted in any case.
 pub(super) fn probe_space(directory: &Path) -> io::Result<()> {
     const BYTES: usize = 64 << 10;
     let mut file = tempfile::tempfile_in(directory)?;

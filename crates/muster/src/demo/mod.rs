@@ -5,8 +5,8 @@
 //!                         | events                   | HTTP: status, explain
 //!                         +----------> screen <------+
 //! ```
-//! All parts are those of a real installation, but in one process and a temporary directory. The demo needs no settings, no network, no
-//! privileges and no programs except `sh` and `sleep`. At its end it checks that no instance is left.
+//! The parts are the same as in a real installation, but they run in one process and a temporary directory. The demo needs no
+//! settings, no network, no privileges and no programs except `sh` and `sleep`. At the end, the demo checks that no instance is left.
 
 mod load;
 mod render;
@@ -39,7 +39,7 @@ const POLLS_PER_DECISIONS: u32 = 5;
 const MAX_POINTS: usize = 400;
 /// Model price of an instance per hour, so that the demo has a cost to show.
 const PRICE_PER_HOUR: f64 = 0.08;
-/// Files that a demo opens regardless of its size: 33, and a reserve.
+/// Files that a demo opens regardless of its size: 33 files, plus a reserve of 15.
 const BASE_FILES: u64 = 48;
 /// Files that a demo opens for each slot: both ends of the job's request, and its log.
 const FILES_PER_SLOT: u64 = 3;
@@ -113,7 +113,7 @@ enum DemoError {
 struct Outcome {
     headless: bool,
     demo: Demo,
-    /// Number of instances that still exist, which is a bug.
+    /// Number of instances that still exist. Any number except 0 is a bug.
     instances_left: usize,
     elapsed: Duration,
     /// Goal of a headless demo: number of jobs, and timeout in seconds.
@@ -125,9 +125,9 @@ pub(crate) fn run(args: DemoArgs) -> ExitCode {
     let screen = if args.headless { None } else { Screen::take() };
     // Log lines would overwrite the screen.
     crate::logging::init_command(if screen.is_some() { "off" } else { "error" });
-    // This one process opens the files of the coordinator, the manager and the connections to all instances.
+    // This process opens the files of the coordinator, the manager and the connections to all instances.
     crate::open_files::raise();
-    // Checked before the start: without free file descriptors, the demo could not even clean up.
+    // Check before the start, because a demo without free file descriptors could not even clean up.
     if let Err(error) = check_open_files(crate::open_files::permitted(), args.instances, args.slots) {
         drop(screen);
         ui::report(&error);
@@ -249,7 +249,7 @@ impl Demo {
         }
     }
 
-    /// Records the state of all jobs as the coordinator has it. Needed after missed events.
+    /// Records the coordinator's current state of all jobs. Needed after missed events.
     async fn resync(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
         for pipeline in stack.coordinator.pipelines(None, usize::MAX).await? {
             for job in stack.coordinator.pipeline(pipeline.id).await?.jobs {

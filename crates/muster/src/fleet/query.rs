@@ -67,7 +67,7 @@ pub(crate) enum QueryError {
     NoStateDir,
 }
 
-/// Where the data comes from.
+/// Source of a fleet's status.
 enum StatusEndpoint {
     Manager(String),
     Disk(PathBuf),
@@ -128,7 +128,8 @@ impl ManagerTarget {
         Err(QueryError::NoStateDir)
     }
 
-    /// Returns the manager of the configuration, then its state directory.
+    /// Returns the sources in the order of preference: the manager of the configuration, if it has a `listen_address`, then the
+    /// manager's state on disk.
     fn endpoints(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
         let path = self.config.path();
         // Other errors are reported when the file is loaded.

@@ -20,12 +20,12 @@ use crate::ci::{self, ui};
 const TIMELINE_POINTS: u64 = 600;
 /// Time to simulate after the last job has finished.
 const SETTLE_TIME: Duration = Duration::from_secs(1800);
-/// Maximum number of idle instances. More would take minutes to simulate.
+/// Maximum number of idle instances. A simulation with more would take minutes.
 const MAX_IDLE_INSTANCES: u64 = 20_000;
 const DAY_S: u64 = 86_400;
 /// Maximum number of jobs. More would take gigabytes of memory.
 const MAX_JOBS: usize = 5_000_000;
-/// Maximum size of a trace or policy file. 5 million jobs need less.
+/// Maximum size of a trace or policy file. A trace with [`MAX_JOBS`] jobs is smaller.
 const MAX_FILE_BYTES: u64 = 512 << 20;
 
 /// Arguments of `muster fleet simulate`.
@@ -206,7 +206,7 @@ impl ChartFile {
     }
 }
 
-/// Returns the name of a policy's row: its file name, or its path if another file has the same name.
+/// Returns the name of a policy in the results: its file name, or its path if another policy has the same file name.
 fn name_of(path: &Path, all: &[PathBuf]) -> String {
     let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = stem(path);

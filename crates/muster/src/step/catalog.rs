@@ -50,7 +50,7 @@ struct FoundStep {
     /// Reference of the step.
     step: String,
     description: String,
-    /// Whether the step is deprecated or defective, with the publisher's messages. Empty if it is neither.
+    /// The words `deprecated` and `defective`, each with the publisher's message. Empty if the step is neither.
     marks: String,
 }
 
@@ -88,7 +88,8 @@ fn in_index(directory: &Path) -> Result<Vec<FoundStep>, StepCommandError> {
     Ok(index::read(directory)?.into_iter().map(found).collect())
 }
 
-/// Returns the newest version of each image whose repository is at or below the path in `name`.
+/// Returns the newest version of each step whose repository is at or below the path in `name`, and whose name or description
+/// contains `term`.
 async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepCommandError> {
     let (host, path) = name.split_once('/').unwrap_or((name, ""));
     let repository = |path: &str| Repository { registry: host.to_owned(), path: path.to_owned() };
@@ -121,7 +122,7 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
     Ok(found)
 }
 
-/// Returns whether a repository is the one at `path` or below it. Without a path, all are.
+/// Returns whether a repository is at `path` or below it. An empty path contains all repositories.
 fn is_within(repository: &str, path: &str) -> bool {
     let path = path.trim_end_matches('/');
     path.is_empty() || repository.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -192,8 +193,8 @@ fn parameter_text(name: &str, parameter: &Parameter) -> String {
     ui::plain(&format!("{name}: {}{default}", parameter.kind.name()))
 }
 
-/// Reads the first of the files that exists. The publisher of the step may have put any kind of file there, so a job's agent and this command
-/// read only regular files.
+/// Reads the first file of `names` that exists. Only regular files are read, as in a job, because the publisher of the step may
+/// have put any type of file there.
 async fn step_file(dir: &Path, names: &[String]) -> Result<Option<StepFile>, StepCommandError> {
     for name in names {
         let path = dir.join(name);

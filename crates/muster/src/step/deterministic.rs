@@ -25,7 +25,7 @@ pub(super) struct Comparison {
 }
 
 /// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step. If the first run fails, there is no
-/// second one.
+/// second run.
 pub(super) async fn run_twice(
     agent: &LocalAgent,
     target: &TargetArgs,
@@ -73,7 +73,8 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
     Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-/// Returns the differences between the file or directory `path` of the first run, which is now at `a`, and that of the second run, at `b`.
+/// Returns the differences between two runs in the file or directory `path`. The result of the first run is now at `a`, the
+/// result of the second run at `b`.
 pub(super) fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
     let name = path.display();
     let (first, second) = match (fs::symlink_metadata(a), fs::symlink_metadata(b)) {
@@ -125,7 +126,7 @@ pub(super) fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>
     Ok(differences)
 }
 
-/// Returns the offset of the first byte that differs.
+/// Returns the offset of the first byte that differs. `None` means that the contents are equal.
 fn first_difference(a: impl Read, b: impl Read) -> io::Result<Option<u64>> {
     let (mut a, mut b) = (BufReader::new(a).bytes(), BufReader::new(b).bytes());
     for offset in 0.. {

@@ -109,7 +109,7 @@ fn report_change(source: &Source, old: Option<&str>, new: &str) {
     }
 }
 
-/// Finds the remote steps of the lists.
+/// Finds the remote steps that the lists use, and fetches them and the `extra` sources. `pin` returns the digest to fetch.
 async fn used(
     lists: &StepLists,
     extra: &[Source],

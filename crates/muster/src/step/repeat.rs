@@ -43,7 +43,7 @@ pub(crate) struct RepeatArgs {
     compare: Vec<Pair>,
 }
 
-/// Step of a result tree that cannot be repeated.
+/// Reason why a step of a result tree cannot be repeated.
 #[derive(Debug, thiserror::Error)]
 enum RepeatError {
     #[error(transparent)]
@@ -102,12 +102,12 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
     Ok(report(&Comparison { result, differences }, None)?)
 }
 
-/// Returns the outermost steps below a node whose calls were recorded.
+/// Returns the outermost steps with a recorded call below a node.
 fn calls(node: &StepNode) -> Vec<&StepNode> {
     node.steps.iter().flat_map(|step| if step.call.is_some() { vec![step] } else { calls(step) }).collect()
 }
 
-/// Returns the selected step after the steps that contain it.
+/// Returns the steps on the path to the selected step, from the outermost step to the selected step.
 fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode>, RepeatError> {
     let names = |steps: &[&StepNode]| steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut level = calls(tree);
@@ -128,7 +128,7 @@ fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode
     Ok(selected)
 }
 
-/// Returns the recorded call of the last step, with the values of the arguments.
+/// Returns the recorded call of the last step. Inputs and environment variables in `args` replace the recorded values.
 fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<StepCall, RepeatError> {
     let records: Vec<&CallRecord> = steps.iter().filter_map(|step| step.call.as_deref()).collect();
     let (Some(step), Some(record)) = (steps.last(), records.last()) else {
@@ -172,7 +172,7 @@ fn escaped(value: Value) -> Value {
     }
 }
 
-/// Returns the reference of the last step. A local reference is relative to the step that contains it, and that of the first step to
+/// Returns the reference of the last step. A local reference is relative to the step that contains it. The first step is relative to
 /// `work_dir`.
 fn reference(records: &[&CallRecord], work_dir: &Path) -> Result<String, RepeatError> {
     let mut base = Some(work_dir.to_owned());

@@ -19,7 +19,7 @@ use url::Url;
 /// Names of the step file in a directory.
 const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
 
-/// Request that cannot be built from the arguments.
+/// Reason why a request cannot be built from the arguments.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("{0:?} is not of the form NAME=VALUE")]

@@ -159,7 +159,7 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// Parses `inputs` of a job: names with their declarations, each of which needs a default.
+/// Parses `inputs` of a job: names with their declarations. Each declaration needs a default.
 pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
     let map = map_of_any_keys(node, at, problems)?;
     if map.len() > MAX_INPUTS {

@@ -56,7 +56,7 @@ pub(crate) struct JobEntry {
     pub(crate) manual_confirmation: Option<String>,
     /// Keywords that were inherited from `default`, with their position.
     pub(crate) defaults: Vec<(String, Span)>,
-    /// True if the job has errors, which have been reported. Other parts of it may be missing as a result.
+    /// True if errors of the job have been reported. The invalid parts of the job are missing here.
     pub(crate) is_broken: bool,
     /// True if parts of the job are missing because their include was skipped.
     pub(crate) is_incomplete: bool,
@@ -352,7 +352,7 @@ impl JobParser<'_, '_> {
         work
     }
 
-    /// Returns the directory to publish if this is a pages job, which has the name or the keyword `pages`.
+    /// Returns the directory to publish if this is a pages job: a job with the name `pages` or with the keyword `pages`.
     fn pages(&mut self) -> Option<String> {
         let pages = self.parse_key("pages", extras::pages);
         let publish = extras::publish(&self.fields, self.problems);
@@ -375,7 +375,7 @@ impl JobParser<'_, '_> {
     }
 }
 
-/// Removes the needs for the status of other pipelines, because they become the target of the bridge.
+/// Removes needs that mirror the pipeline of another project, because the bridge already stores that project.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

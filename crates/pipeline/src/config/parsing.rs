@@ -1,4 +1,5 @@
-//! Shared by all keyword parsers: the path for messages, the collector of problems, and typed readers of nodes.
+//! Code that all keyword parsers share: the path of a value for messages, the collector of problems, and typed readers of
+//! nodes.
 //!
 //! A reader that finds an invalid node reports it to the collector and returns `None`. The parser continues with the
 //! next keyword, so that all problems of a file are reported at once.
@@ -57,7 +58,8 @@ pub(crate) struct Problems {
     list: Vec<Diagnostic>,
     errors: usize,
     seen: HashSet<(Option<Span>, String)>,
-    /// Positions of nodes that could not be loaded. Missing values there have already been reported.
+    /// Positions of nodes that could not be loaded. Further diagnostics at these positions are dropped, because loading
+    /// has already reported an error there.
     unloaded: HashSet<Span>,
     /// Cache of regular expressions.
     pub(crate) patterns: Patterns,
@@ -140,7 +142,8 @@ impl Problems {
         list
     }
 
-    /// Returns true while there are few errors. A suggestion compares a name with all known names, which takes time.
+    /// Returns true if fewer than [`MAX_SUGGESTIONS`] errors were reported. Each suggestion takes time, because it compares
+    /// a name with all known names.
     pub(crate) fn may_suggest(&self) -> bool {
         self.errors < MAX_SUGGESTIONS
     }
@@ -160,7 +163,8 @@ impl<'a> Fields<'a> {
         Self::parse_with(node, at, allowed, problems, |_| None)
     }
 
-    /// Same as [`Fields::parse`]. `help` can return a hint for an unknown key, which replaces the suggestion of a similar key.
+    /// Same as [`Fields::parse`], but if `help` returns a hint for an unknown key, the hint replaces the suggestion of a
+    /// similar key.
     pub(crate) fn parse_with(
         node: &'a Node,
         at: Path<'a>,
@@ -252,7 +256,7 @@ pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str],
     problems.report_with_help(span, at, UnknownKeyMessage(key), help);
 }
 
-/// Returns the known word that is closest to an unknown one.
+/// Returns the known word that is closest to an unknown word.
 pub(crate) fn suggest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     closest(word, known.iter().copied())
 }

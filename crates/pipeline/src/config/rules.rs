@@ -91,7 +91,7 @@ pub(crate) enum PathTest {
     Regexp(Regex),
 }
 
-/// `when` of a rule.
+/// Value of `when` in a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleWhen {
     /// The job is part of the pipeline, with this `when`.
@@ -100,7 +100,7 @@ pub(crate) enum RuleWhen {
     Never,
 }
 
-/// Cache of parsed expressions by text. Thousands of jobs may share a rule.
+/// Cache of parsed expressions by their text, because thousands of jobs may share a rule.
 #[derive(Debug, Default)]
 pub(crate) struct Expressions {
     by_text: HashMap<Arc<str>, Arc<Expression>>,
@@ -220,7 +220,7 @@ fn when(node: &Node, at: Path<'_>, parent: RulesParent, problems: &mut Problems)
     Some(behavior::parse_when_value(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
-/// Parses `changes` of a rule, or of `only` and `except`, where it is always a list.
+/// Parses `changes` of a rule. The parsers of `only` and `except` call this function only for a value that is not a map.
 pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Changes> {
     if node.as_map().is_none() {
         let paths = PathTest::Globs(patterns(node, at, problems)?);
@@ -249,8 +249,8 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
     Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
 
-/// Parses `paths` or `regexp`. `before` is the number of errors before the keys were checked: if one of them is
-/// unknown, it is probably a misspelling of the missing key.
+/// Parses `paths` or `regexp`. `before` is the number of errors before the keys were checked. If an unknown key was reported
+/// since then, a missing `paths` or `regexp` is not reported, because the unknown key is probably a misspelling.
 fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {
     let at = fields.at();
     match (fields.get("paths"), fields.get("regexp")) {

@@ -1,4 +1,4 @@
-//! Follows the coordinator's events until the run is idle, and passes to a [`Reporter`] what the user should see.
+//! Follows the coordinator's events, and passes the changes that the user should see to a [`Reporter`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -66,8 +66,9 @@ impl RunView {
         !self.is_finished() && self.is_idle()
     }
 
-    /// Returns whether the run has failed: because of the root pipeline, or of a child whose bridge does not report the failure (case C222). A
-    /// pipeline that waits for the user has failed if one of its jobs has.
+    /// Returns whether the run has failed: the root pipeline has failed, or a child pipeline has failed and its bridge does
+    /// not report the failure (case C222). An unfinished pipeline counts as failed if one of its jobs has failed without
+    /// `allow_failure`.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
             let bridge = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
@@ -94,13 +95,13 @@ impl RunView {
         }
     }
 
-    /// Returns the jobs that count, without those that a retry replaced.
+    /// Returns all jobs except those that a retry replaced.
     pub(super) fn current_jobs(&self) -> impl Iterator<Item = &Arc<JobView>> {
         self.jobs.values().filter(|job| !job.retried)
     }
 }
 
-/// Returns how far a status is on the way from created to complete.
+/// Returns the position of a status on the way from created (0) to complete (5).
 fn progress(status: JobStatus) -> u8 {
     match status {
         JobStatus::Created => 0,
@@ -112,7 +113,7 @@ fn progress(status: JobStatus) -> u8 {
     }
 }
 
-/// What [`Follower::next`] returns.
+/// Result of [`Follower::next`].
 pub(super) enum Step {
     /// An event of the coordinator.
     Event(Event),
@@ -143,7 +144,7 @@ pub(super) struct Follower {
 impl Follower {
     /// Creates a follower of all later events. Create it before the pipeline, so that no event is missed.
     ///
-    /// A full disk of an `external` runner does not end the run.
+    /// `external` means that jobs run on an external runner. A full disk of that runner does not end the run.
     pub(super) fn new(
         coordinator: Arc<Coordinator>,
         run: &Run,

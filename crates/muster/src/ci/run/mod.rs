@@ -54,13 +54,15 @@ use supervisor::supervise;
 use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
-/// Number of pipeline IDs per run, so that the IDs of two runs differ: run 7 begins with pipeline 7000 and job 700000.
+/// Number of pipeline IDs that are reserved for each run, so that the IDs of two runs differ. For example, run 7 begins
+/// with pipeline 7000 and job 700000.
 const PIPELINES_PER_RUN: i64 = 1000;
-/// Number of job IDs per run.
+/// Number of job IDs that are reserved for each run.
 const JOBS_PER_RUN: i64 = 100_000;
 /// Interval at which the manager sends parts of a trace.
 const TRACE_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum size of a trace. Far above the manager's own limit including timestamps, so that a long log does not fail a job.
+/// Maximum size of a trace. The manager truncates logs far below this size, even with timestamps, so that the coordinator
+/// does not fail a job because of a long log.
 const MAX_TRACE_BYTES: u64 = 4 << 30;
 /// Time for the agent to exit when no job runs.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -144,7 +146,7 @@ struct ReadyPipeline {
     /// Names of the manual jobs to start.
     play: Vec<String>,
     server: HttpServer,
-    /// Engine for jobs in containers. `None` means that there are none.
+    /// Engine for jobs in containers. `None` means that no job runs in a container.
     containers: Option<Containers>,
 }
 
@@ -317,7 +319,7 @@ async fn with_coordinator(
     Ok(status)
 }
 
-/// Returns the outcome that `run.json` has for an exit status.
+/// Returns the outcome that is stored in `run.json` for an exit status.
 fn outcome(status: ExitStatus) -> &'static str {
     match status {
         ExitStatus::Passed => "passed",

@@ -39,8 +39,8 @@ const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
 const AGENT_RECONNECT_SECONDS: u32 = 5;
 /// Interval for checking whether processes have exited. Processes that are not direct children raise no event.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Interval for checking the free disk space while the manager runs. A manager whose disk is full retries forever, and nothing reports that
-/// if the coordinator has nothing to write.
+/// Interval for checking the free disk space while the manager runs. Without these checks, a manager whose
+/// disk is full would retry forever, and no error would be reported unless the coordinator also writes to the disk.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of consecutive checks without free space after which the run fails.
 const MAX_FULL_POLLS: u32 = 4;
@@ -68,8 +68,8 @@ pub(super) struct ManagerOptions {
 
 /// Restarts the manager whenever it exits, until `stop` is canceled.
 ///
-/// `events` are those of the coordinator; they show whether a manager made progress. `exit_statuses` receives the exit status of a manager that
-/// is restarted. If the receiver does not take it in time, later ones are dropped.
+/// `events` receives the coordinator's events, which show whether a manager made progress. `exit_statuses` receives the exit
+/// status of each manager that is restarted. While the channel is full, further exit statuses are dropped.
 ///
 /// # Errors
 /// Returns [`CiError`] if the manager cannot be started, or repeatedly exits without progress.
@@ -93,7 +93,7 @@ pub(super) async fn supervise(
             }
         };
         let exit_status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        // A manager may make progress before it notices that the disk is full; that does not count.
+        // Progress does not count if the disk is full, because a manager may make progress before it notices that.
         let is_healthy = (made_progress(&mut events) || started.elapsed() >= HEALTHY_AFTER)
             && probe_space(&options.state_dir).is_ok();
         let wait = backoff.wait_after(is_healthy).ok_or_else(|| restart_limit_error(&options, &exit_status))?;
@@ -123,7 +123,7 @@ async fn wait_for_full_disk(directory: &Path) -> std::io::Error {
     }
 }
 
-/// Delays between restarts of the manager, reset by each healthy one.
+/// Delays between restarts of the manager. An exit of a healthy manager resets them.
 struct RestartBackoff(Backoff);
 
 impl RestartBackoff {

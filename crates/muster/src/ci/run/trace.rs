@@ -4,12 +4,12 @@
 #[derive(Debug, Default)]
 pub(in super::super) struct TraceLines {
     partial: Vec<u8>,
-    /// The last whole line. The next one may continue it.
+    /// The last complete line. It is held back, because the next line may continue it.
     held: Option<Line>,
     with_times: bool,
 }
 
-/// Maximum length of a line in bytes. A longer one is split.
+/// Maximum length of a line in bytes. Longer lines are split.
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// End of a section marker: `section_start:<time>:<name>[<options>]\r ESC[0K`.
 const MARKER_END: &[u8] = b"\r\x1b[0K";
@@ -21,7 +21,7 @@ const TIME_LENGTH: usize = 27;
 /// A line of the trace, without its timestamp.
 #[derive(Debug, Default)]
 struct Line {
-    /// When the line was written, and its stream, such as `01O`. Empty without timestamps.
+    /// Timestamp of the line, with its stream, such as `01O`. Empty if the trace has no timestamps.
     stamp: Vec<u8>,
     /// Whether the line continues the last line of its stream.
     is_continuation: bool,
@@ -34,7 +34,7 @@ impl TraceLines {
         Self { with_times, ..Self::default() }
     }
 
-    /// Returns the lines that these bytes complete. Holds back the last one, because the next bytes may continue it.
+    /// Returns the lines that these bytes complete. Holds back the last line, because the next bytes may continue it.
     pub(in super::super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut shown = Vec::new();
         let mut rest = bytes;
@@ -51,7 +51,7 @@ impl TraceLines {
         shown
     }
 
-    /// Returns the line that was held back. A continuation of it becomes a separate line.
+    /// Returns the line that was held back. If the trace continues this line later, the continuation becomes a separate line.
     pub(in super::super) fn take_held(&mut self) -> Vec<String> {
         self.held.take().map(|line| self.readable(&line)).unwrap_or_default()
     }
@@ -79,7 +79,8 @@ impl TraceLines {
         }
     }
 
-    /// Returns the visible text of a line. A section marker splits it, because the last line of a script need not end with a line break.
+    /// Returns the visible text of a line. A section marker splits the line, because the output before a marker may
+    /// not end with a line break.
     fn readable(&self, line: &Line) -> Vec<String> {
         let time = line.stamp.get(..TIME_LENGTH).filter(|_| self.with_times).map(String::from_utf8_lossy);
         let parts = between_markers(&line.text);
@@ -147,7 +148,7 @@ fn marker_length(text: &[u8]) -> Option<usize> {
     Some(text.len() - after.len())
 }
 
-/// Returns the visible part of a line whose beginning was overwritten after a carriage return.
+/// Returns the last part of a line that a terminal would show: the text after a carriage return replaces the text before it.
 fn last_written(text: &str) -> &str {
     let parts = text.trim_end_matches('\r').rsplit('\r');
     parts.map(|part| part.strip_prefix("\u{1b}[0K").unwrap_or(part)).find(|part| !part.is_empty()).unwrap_or_default()

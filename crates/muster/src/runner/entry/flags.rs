@@ -100,8 +100,8 @@ const UNDASHED_KEYS: [&str; 14] = [
     "priority_class_name",
 ];
 
-/// Exceptions from the rules: full name of the key, flag, variable. `=` means that the rule applies. An empty variable means that the flag
-/// has no environment variable.
+/// Exceptions to [`long_by_rule`] and [`env_by_rule`]: full name of the key, flag, environment variable. `=` means that the
+/// rule applies. An empty string means that the flag has no environment variable.
 const EXCEPTIONS: [(&str, &str, &str); 50] = [
     ("name", "name", "RUNNER_NAME"),
     ("url", "url", "CI_SERVER_URL"),
@@ -174,7 +174,7 @@ fn flags_of_table(table: &'static TableSchema) -> Vec<Flag> {
     keys.map(|key| flag(&tables, key)).collect()
 }
 
-/// Key that represents the array of tables, which one flag sets as a whole.
+/// Key for the array of tables `[[runners.kubernetes.host_aliases]]`. One flag sets the whole array.
 static HOST_ALIASES: Key = Key {
     name: "host_aliases",
     kind: Kind::Any,
@@ -232,7 +232,7 @@ fn long_by_rule(tables: &[&str], key: &str) -> String {
             _ => dashed(key),
         }
     };
-    // Of the names of tables, only that of the pod's security context has dashes.
+    // In flags, the only table name with dashes is `pod-security-context`. All others keep their underscores.
     let name = |table: &&str| if *table == "pod_security_context" { dashed(table) } else { (*table).to_owned() };
     tables.iter().map(name).chain([key]).collect::<Vec<_>>().join("-")
 }
@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn flags_and_variables_match_gitlab_runner_16_6() {
-        /// Output of `register --help` of release 16.6.0: flag, variable or `-`, and whether the flag can have no value.
+        /// Output of `register --help` of release 16.6.0: flag, variable or `-`, and
+        /// `bare` if the flag can be given without a value or `value` if not.
         const RECORDED: &str = include_str!("upstream_flags.txt");
         /// Flags that GitLab removed in 17.0, or whose kind has changed since.
         const CHANGED: [&str; 4] = [

@@ -86,7 +86,7 @@ struct Registration {
 }
 
 impl Registration {
-    /// Reads and checks all files first, so that no runner is registered that cannot be saved.
+    /// Reads and checks all files before a runner is registered, so that the registered runner can be saved.
     fn begin(args: &RegisterArgs) -> Result<Self, RegisterError> {
         let prompter = Prompter::new(!args.non_interactive).map_err(RegisterError::Signals)?;
         let path = args.config.path();
@@ -152,7 +152,8 @@ impl Registration {
         Ok(())
     }
 
-    /// Verifies or registers the token with the server. Returns the new token to save. `None` if an existing token was only verified.
+    /// Verifies or registers the token with the server. Returns the new token to save, or `None` if an
+    /// existing token was only verified.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
         // Resolve references to environment variables for requests. The file keeps the references.
         let mut document = toml_edit::DocumentMut::new();

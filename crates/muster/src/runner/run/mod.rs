@@ -183,7 +183,7 @@ struct HostSettings {
     state_dir: PathBuf,
     /// User that runs the commands of jobs. `None` means the user of this process.
     user: Option<String>,
-    /// Process that the agent must not outlive.
+    /// ID of the process with which the agent exits. `None` means that the agent does not depend on another process.
     exit_with_pid: Option<i32>,
     /// Limit of open files for jobs. `None` means no limit.
     open_files: Option<u64>,
@@ -223,13 +223,13 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
 pub(crate) struct HostExecutors {
     /// Runs jobs without containers.
     pub(crate) shell: HostExecutor,
-    /// Runs jobs in containers, and the driver of the custom executor. `None` means that the agent of `shell` does that, too.
+    /// Runs jobs in containers, and the driver of the custom executor. `None` means that `shell` does both.
     pub(crate) docker: Option<HostExecutor>,
 }
 
 /// Returns the executors that `config.toml` can name. To add an executor, register it here (see [`muster_executor::registry`]).
 ///
-/// `agent` is the agent for other machines.
+/// `agent` is the program that runs as the agent on other machines.
 pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent: Arc<Executable>) -> Registry {
     let registry = Registry::new()
         .register_shared(host::NAME, Arc::new(host.shell))
@@ -246,7 +246,7 @@ pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent
 /// Returns the executors of this host.
 ///
 /// If the commands of jobs run as another user, that user must not control the container engine. Jobs in containers then have a separate
-/// agent that runs as the manager's user. It runs none of their commands on the host.
+/// agent that runs as the manager's user. This agent runs no commands of jobs on the host.
 fn host_executors(host: &HostSettings, hidden: &[String]) -> Result<HostExecutors, RunError> {
     let shell =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };

@@ -43,7 +43,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Returns the current settings, including those of the command line. Applies the log settings.
+    /// Returns the current settings, including the flags of the command line. Also applies the log settings to this process.
     pub(super) fn settings(&self) -> Settings {
         let mut settings = self.watch.settings();
         if let Some(address) = &self.listen_address {
@@ -62,7 +62,7 @@ pub(super) struct RunLoop {
     control: Control,
     manager: JoinHandle<Result<(), ManagerError>>,
     telemetry: Arc<Telemetry>,
-    /// Rotation of the tokens in the file.
+    /// Rotation of the tokens in the configuration file. `None` if the settings do not come from a file.
     rotation: Option<Rotation>,
     /// Directory with the ledgers of instances.
     ledgers: PathBuf,
@@ -208,7 +208,7 @@ impl RunLoop {
         self.source.as_ref().map_or(Path::new("run-single"), |source| &source.config)
     }
 
-    /// Reads the file again, after SIGHUP or a new token.
+    /// Reads the configuration file again, after SIGHUP or a new token.
     async fn reload(&mut self) {
         match self.source.as_mut().map(|source| source.watch.reload()) {
             Some(reload) => self.apply_reload(reload).await,
@@ -216,7 +216,7 @@ impl RunLoop {
         }
     }
 
-    /// Applies the result of reading the file.
+    /// Applies the result of reading the configuration file.
     async fn apply_reload(&mut self, reload: Reload) {
         self.telemetry.metrics.configuration_loaded(matches!(reload, Reload::Applied { .. }));
         let Some(source) = &self.source else { return };
@@ -244,7 +244,7 @@ impl RunLoop {
         }
     }
 
-    /// Stops the manager immediately, which may leave it in any state, as a kill does. state.log makes that safe.
+    /// Stops the manager immediately, in any state, as SIGKILL would. The next start recovers the jobs from state.log.
     async fn exit_now(&mut self, code: ExitCode) -> ExitCode {
         self.manager.abort();
         // Wait until the task is dropped, so that it writes nothing more. Its result does not matter.
@@ -269,7 +269,7 @@ async fn next_abort(signals: &mut Signals) -> &'static str {
     }
 }
 
-/// Waits until the file has changed. Waits forever if there is no file. Cancel-safe.
+/// Waits until the configuration file has changed. Waits forever if the settings do not come from a file. Cancel-safe.
 async fn config_changed(source: &mut Option<Source>) -> Reload {
     match source {
         Some(source) => source.watch.changed().await,
@@ -277,7 +277,7 @@ async fn config_changed(source: &mut Option<Source>) -> Reload {
     }
 }
 
-/// Waits until a token was rotated. Waits forever if there is no file. Cancel-safe.
+/// Waits until a token was rotated. Waits forever if the settings do not come from a file. Cancel-safe.
 async fn token_rotated(rotation: &mut Option<Rotation>) {
     match rotation {
         Some(rotation) => rotation.changed().await,

@@ -137,7 +137,8 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Makes systemd read and enable the unit. If the system is not `running`, systemd reads the unit at its next boot.
+/// Makes systemd read and enable the unit. `running` means that the unit belongs to the running
+/// system. Otherwise, systemd reads the unit when the system in the root directory boots.
 fn enable_unit(systemctl: &Systemctl, running: bool, service: &str) -> Result<(), ServiceError> {
     if running {
         systemctl.run(&["daemon-reload"])?;

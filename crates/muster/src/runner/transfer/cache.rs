@@ -252,7 +252,8 @@ pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
     })
 }
 
-/// Downloads the newer one of the two caches. If their age is unknown, the second one is used only if the first one is missing.
+/// Downloads the newer of the caches at `--url` and `--alternate-url`. If their age is unknown, downloads the cache at
+/// `--alternate-url` only if `--url` has no cache.
 async fn fetch(args: &CacheExtractArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     let object = |url: (&str, &str), head: (&str, &str)| {
         let head = (!head.1.is_empty()).then(|| parse_url(head.0, head.1)).transpose()?;

@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// Runs a request to its end, with the prompt at each pause.
+    /// Runs a request until its job has ended. Shows the prompt at each pause.
     pub(super) async fn run(mut self, agent: &LocalAgent, request: RunRequest) -> Result<JobResult, LocalError> {
         let (printed, id, connection) = (self.printed.clone(), self.id.clone(), self.connection.clone());
         let print = |bytes: &[u8]| {
@@ -127,14 +127,14 @@ impl Session {
 
     /// Runs the command of a line. Shows the prompt again if the job stays paused.
     async fn on_line(&mut self, line: &str) -> Result<(), LocalError> {
-        let done = match PromptCommand::parse(line) {
+        let result = match PromptCommand::parse(line) {
             Ok(command) => self.execute(command).await,
             Err(error) => {
                 ui::out(&format!("{error}\n"));
                 Ok(())
             }
         };
-        match done {
+        match result {
             // The job may have been canceled in the meantime.
             Err(status) if status.code() == Code::FailedPrecondition || status.code() == Code::NotFound => {
                 ui::out(&format!("{}\n", status.message()));
@@ -228,7 +228,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the list of steps, with the names of inner steps indented below those of outer ones.
+    /// Returns the list of steps. The name of an inner step is indented below the name of its outer step.
     fn steps(&self) -> String {
         let line = |path: &str, state: &str| {
             let depth = path.matches('/').count();

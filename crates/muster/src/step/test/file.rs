@@ -14,10 +14,10 @@ use walkdir::{DirEntry, WalkDir};
 
 /// Names of the files that a search finds.
 const FILE_NAMES: [&str; 2] = ["step_test.yml", "func_test.yml"];
-/// Timeout of a test that sets none.
+/// Default timeout of a test in seconds.
 const DEFAULT_TIMEOUT_S: u64 = 300;
 
-/// Test file that cannot be used. The text names the file, and the line if it is known.
+/// Reason why test files cannot be found or used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TestFileError {
     #[error("failed to read {}", path.display())]
@@ -76,9 +76,9 @@ pub(super) struct Expectations {
     pub(super) outputs: IndexMap<String, Spanned<Value>>,
     /// Variables that the step exports.
     pub(super) exports: IndexMap<String, Spanned<String>>,
-    /// Patterns that match the log.
+    /// Patterns that must match the log.
     pub(super) log: Vec<Spanned<String>>,
-    /// Patterns that do not match the log.
+    /// Patterns that must not match the log.
     pub(super) log_excludes: Vec<Spanned<String>>,
     /// Files in the working directory.
     pub(super) files: IndexMap<String, Spanned<ExpectedFile>>,
@@ -118,7 +118,7 @@ pub(super) struct ExpectedFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExpectedStep {
-    /// Name of the step, or the last names of its path.
+    /// Name of the step, or the end of its path.
     pub(super) step: String,
     pub(super) status: Option<ExpectedStatus>,
     /// Inputs with which the step was called, after their expressions were evaluated.
@@ -149,7 +149,7 @@ fn yes() -> bool {
 /// Test with its position in a test file.
 #[derive(Debug, Clone)]
 pub(super) struct Case {
-    /// Path of the file, as it was named or found.
+    /// Path of the file, as the user gave it or as the search found it.
     pub(super) path: Arc<Path>,
     pub(super) line: u64,
     pub(super) test: Arc<Test>,
