@@ -24,9 +24,9 @@ const LEVEL: i32 = 10;
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     /// A file cannot be read, or the archive cannot be written.
-    #[error("failed to read {}", path.display())]
+    #[error("failed to pack {}", path.display())]
     Io {
-        /// Path of the file.
+        /// Path of the file, or of the directory for the archive.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,

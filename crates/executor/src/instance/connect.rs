@@ -1,6 +1,6 @@
 //! Sessions with instances, opened with the connection details of their plugin.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use muster_fleeting::connector::{self, DialOptions};
@@ -27,11 +27,11 @@ impl Addresses {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
     }
 
-    /// Returns whether the instance is on the manager's host.
+    /// Returns whether the instance is on the manager's host. An address may have a port.
     pub(super) fn are_of_this_host(&self) -> bool {
-        let is_loopback = |address: &str| match address.parse::<IpAddr>() {
-            Ok(ip) => ip.is_loopback(),
-            Err(_) => address == "localhost",
+        let is_loopback = |address: &str| {
+            let ip = address.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| address.parse::<IpAddr>());
+            ip.map_or_else(|_| address.split(':').next() == Some("localhost"), |ip| ip.is_loopback())
         };
         [&self.internal, &self.external].into_iter().any(|address| is_loopback(address))
     }
@@ -137,7 +137,13 @@ mod tests {
             Addresses { internal: internal.to_owned(), external: external.to_owned() }.are_of_this_host()
         };
         assert!(of_this_host("127.0.0.1", "") && of_this_host("", "::1") && of_this_host("localhost", ""));
-        assert!(!of_this_host("10.0.0.5", "192.0.2.1") && !of_this_host("", ""));
+        // The addresses of the plugin `local` have ports.
+        assert!(of_this_host("127.0.0.1:2222", "") && of_this_host("", "[::1]:22") && of_this_host("localhost:22", ""));
+        assert!(
+            !of_this_host("10.0.0.5", "192.0.2.1:22")
+                && !of_this_host("", "")
+                && !of_this_host("localhost.example", "")
+        );
     }
 
     #[test]

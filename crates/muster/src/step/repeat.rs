@@ -187,7 +187,7 @@ fn reference(records: &[&CallRecord], work_dir: &Path) -> Result<String, RepeatE
         } else if text.starts_with(['.', '/']) {
             let path = base.as_ref().ok_or_else(|| RepeatError::BelowRemote(text.to_owned()))?.join(text);
             reference = path.to_string_lossy().into_owned();
-            let is_file = path.extension().is_some_and(|extension| extension == "yml");
+            let is_file = path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml");
             base = if is_file { path.parent().map(Path::to_owned) } else { Some(path) };
         } else {
             text.clone_into(&mut reference);

@@ -36,7 +36,7 @@ pub(super) enum RequestError {
     Lower(#[from] LowerError),
     #[error("{}: the path is not UTF-8; rename it", .0.display())]
     NotUtf8(PathBuf),
-    #[error("{} is neither a directory with a step nor a step file; name a directory, or a file that ends with .yml", .0.display())]
+    #[error("{} is neither a directory with a step nor a step file; name a directory, or a file that ends with .yml or .yaml", .0.display())]
     NotStepFile(PathBuf),
     #[error("failed to encode the request as JSON")]
     Json(#[from] serde_json::Error),

@@ -230,7 +230,10 @@ pub(super) async fn terminate_all(
         let mut signaled = HashSet::new();
         loop {
             let pids = members();
-            if pids.is_empty() {
+            // A process that exits has no environment and no cgroup before it ends, so `members` does not find it. It is waited for, because its
+            // files may still be open.
+            watched.retain(|_, process| !process.has_ended());
+            if pids.is_empty() && watched.is_empty() {
                 return 0;
             }
             if signal == Signal::KILL {
@@ -238,16 +241,15 @@ pub(super) async fn terminate_all(
                     let _ = cgroup.kill();
                 }
             }
-            watched.retain(|pid, _| pids.contains(pid));
             for pid in pids {
                 if !watched.contains_key(&pid)
                     && let Ok(process) = Watched::open(pid)
                 {
                     watched.insert(pid, process);
                 }
-                if signaled.insert(pid)
-                    && let Some(process) = watched.get(&pid)
-                {
+            }
+            for (pid, process) in &watched {
+                if signaled.insert(*pid) {
                     process.signal(signal);
                 }
             }
@@ -263,7 +265,6 @@ pub(super) async fn terminate_all(
             if timeout_at(deadline, process.ended()).await.is_err() {
                 break;
             }
-            watched.retain(|_, process| !process.has_ended());
         }
     }
     members().len()

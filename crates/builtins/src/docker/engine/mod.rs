@@ -165,7 +165,14 @@ pub(crate) fn is_answer(error: &ApiError) -> bool {
 
 /// Returns whether the call failed because the object does not exist.
 pub(crate) fn is_not_found(error: &ApiError) -> bool {
-    matches!(error, ApiError::DockerResponseServerError { status_code: NOT_FOUND, .. })
+    match error {
+        ApiError::DockerResponseServerError { status_code: NOT_FOUND, .. } => true,
+        // Podman 4 reports a container that is removed during the call as an internal error.
+        ApiError::DockerResponseServerError { status_code: INTERNAL_ERROR, message } => {
+            message.contains("no such container")
+        }
+        _ => false,
+    }
 }
 
 /// Returns whether the call failed because the object exists already, or is in use.
