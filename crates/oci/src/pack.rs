@@ -23,10 +23,18 @@ const LEVEL: i32 = 10;
 /// Reason why files cannot be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// A file cannot be read, or the archive cannot be written.
-    #[error("failed to pack {}", path.display())]
+    /// The archive cannot be created.
+    #[error("failed to create an archive in {}", path.display())]
+    Archive {
+        /// Directory for the archive.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// A file cannot be read, or its content cannot be written to the archive.
+    #[error("failed to read {}", path.display())]
     Io {
-        /// Path of the file, or of the directory for the archive.
+        /// Path of the file.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
@@ -79,7 +87,7 @@ pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Bl
     let failed = |error| pack_error(&first, error);
     let written = Rc::new(Cell::new(0));
     let file = tempfile::tempfile_in(options.temp_dir)
-        .map_err(|source| PackError::Io { path: options.temp_dir.to_owned(), source })?;
+        .map_err(|source| PackError::Archive { path: options.temp_dir.to_owned(), source })?;
     let writer = HashedFile { file, hash: Sha256::new(), written: Rc::clone(&written), limit: options.limit };
     let mut archive = Builder::new(zstd::Encoder::new(writer, LEVEL).map_err(failed)?);
     let mut left = MAX_CONTENT_BYTES;

@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, OnceCell};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::create::MANAGED;
-use super::engine::{failed, is_not_found};
+use super::engine::{failed, is_conflict, is_not_found};
 use transfer::{Transfer, remove};
 
 /// Path of this process's executable, which is valid even after the file on disk was replaced.
@@ -75,7 +75,11 @@ pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, F
     let name = format!("{VOLUME_PREFIX}{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
     let labels = HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]);
     let request = VolumeCreateRequest { name: Some(name.clone()), labels: Some(labels), ..Default::default() };
-    let created = engine.create_volume(request).await;
+    let created = match engine.create_volume(request.clone()).await {
+        // Another job has created the volume at the same time. The engine returns an existing volume.
+        Err(error) if is_conflict(&error) => engine.create_volume(request).await,
+        created => created,
+    };
     let created = created.map_err(failed(format!("failed to create the volume {name}")))?;
     let identity = format!("{host} {name} {:?}", created.created_at);
     Ok(AgentVolume { name, identity, bytes: own.bytes })

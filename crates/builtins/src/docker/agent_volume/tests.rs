@@ -97,3 +97,45 @@ async fn old_containers_of_killed_agents_are_removed() {
     unused::remove(&engine.client, "muster-agent-test").await;
     assert_eq!((engine.count("DELETE"), engine.count("DELETE /containers/old")), (1, 1));
 }
+
+#[tokio::test]
+async fn volume_that_another_job_creates_at_the_same_time_is_used() {
+    let creations = Arc::<AtomicUsize>::default();
+    let engine = FakeEngine::start(move |call| match call {
+        "POST /volumes/create" if creations.fetch_add(1, Ordering::Relaxed) == 0 => {
+            let message = "adding volume to state: name muster-agent-test is in use: volume already exists";
+            Some(Answer::json(500, &format!(r#"{{"message":"{message}"}}"#)))
+        }
+        "POST /volumes/create" => {
+            let volume = r#"{"Name":"v","Driver":"local","Mountpoint":"/v","Labels":{},"Scope":"local","Options":{}}"#;
+            Some(Answer::json(201, volume))
+        }
+        _ => error(404),
+    });
+    create(&engine.client, "host").await.unwrap();
+    assert_eq!(engine.count("POST /volumes/create"), 2);
+}
+
+/// Podman 4 answers an inspection with an internal error if the container is removed at the same time.
+#[tokio::test]
+async fn container_of_another_agent_that_is_removed_during_its_inspection_is_no_error() {
+    let (creations, is_complete) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let complete = Arc::clone(&is_complete);
+    let engine = FakeEngine::start(move |call| match call {
+        FIND if complete.load(Ordering::Relaxed) => Some(found(BYTES)),
+        FIND => error(404),
+        CREATE if creations.fetch_add(1, Ordering::Relaxed) == 0 => error(409),
+        CREATE => Some(Answer::json(201, CREATED)),
+        "GET /containers/muster-agent-test-filler/json" => {
+            let message = "container 334b does not exist in database: no such container";
+            Some(Answer::json(500, &format!(r#"{{"message":"{message}"}}"#)))
+        }
+        "PUT /containers/own/archive" => {
+            complete.store(true, Ordering::Relaxed);
+            Some(Answer::json(200, ""))
+        }
+        _ => Some(Answer::json(204, "")),
+    });
+    fill("removed", &engine, FILL_TIMEOUT).await.unwrap();
+    assert_eq!(engine.count(CREATE), 2);
+}

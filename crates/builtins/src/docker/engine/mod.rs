@@ -179,9 +179,9 @@ pub(crate) fn is_not_found(error: &ApiError) -> bool {
 pub(crate) fn is_conflict(error: &ApiError) -> bool {
     match error {
         ApiError::DockerResponseServerError { status_code: CONFLICT, .. } => true,
-        // Podman 4 reports a name that a container already has as an internal error.
+        // Podman 4 reports a name that a container already has, and a volume that another call creates at the same time, as internal errors.
         ApiError::DockerResponseServerError { status_code: INTERNAL_ERROR, message } => {
-            message.contains("name is already in use")
+            message.contains("name is already in use") || message.contains("volume already exists")
         }
         _ => false,
     }
