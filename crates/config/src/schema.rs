@@ -85,7 +85,7 @@ impl Kind {
         Self::NAMES.iter().find(|(known, ..)| *known == name).map(|(_, kind, _)| *kind)
     }
 
-    /// Returns the kind with its article, for messages.
+    /// Returns a description of the kind for messages, such as `a string`.
     #[must_use]
     pub fn description(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind, _)| *kind == self).map_or("", |(.., description)| description)

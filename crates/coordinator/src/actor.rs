@@ -103,7 +103,7 @@ enum UndeliveredChange {
 }
 
 impl Actor {
-    /// Creates an actor with a restored state. `actions` are the actions that the last process may not have carried out.
+    /// Creates an actor with a restored state. `actions` are the actions that the previous process possibly did not carry out.
     pub(crate) fn new(
         options: Options,
         store: Arc<dyn Store>,

@@ -2,7 +2,7 @@
 //! A plugin is a process that creates, lists and deletes machines of one kind.
 //!
 //! - [`host`] runs plugins in any language, unmodified: handshake, supervision, calls with timeouts.
-//! - [`sdk`] implements a plugin: one trait and one `main` make an executable that every host of the protocol can run.
+//! - [`sdk`] is for plugins: implement one trait and call one `main` to get a plugin that every host of the protocol can run.
 //! - [`conformance`] tests a plugin in any language.
 //! - [`connector`] turns the connection details that a plugin returns for an instance into a target of `muster-remote`.
 //! - `install` (feature `install`) downloads plugins from registries and finds installed ones.
@@ -10,7 +10,8 @@
 //! - `faulty_plugin` (feature `test-support`) is a plugin with configurable faults, for tests.
 //! - [`nesting`] creates virtual machines on an instance through the hypervisor daemon that runs there.
 //! - [`model`] has the types that host and SDK share.
-//! - `sys` has the code that depends on the operating system. The SDK supports Unix and Windows; everything else is for Unix only.
+//! - `sys` has the code that depends on the operating system. [`sdk`], [`model`], [`extension`] and [`connector`] support Unix and Windows; the other
+//!   modules are for Unix only.
 //!
 //! The protocol is GitLab's *fleeting*, application version 0, on top of HashiCorp's go-plugin handshake. `docs/spec/fleeting.md` describes
 //! it.

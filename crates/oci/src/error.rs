@@ -133,7 +133,7 @@ pub enum ResponseError {
     #[error("invalid URL for tokens")]
     TokenUrl(#[from] url::ParseError),
     /// The URL for tokens is not encrypted.
-    #[error("the registry {registry} requests tokens over an unencrypted connection; https is required")]
+    #[error("the registry {registry} names a URL for tokens without https; https is required")]
     InsecureTokenUrl {
         /// Name of the registry.
         registry: String,

@@ -21,7 +21,7 @@ pub struct Span {
     pub end: u32,
 }
 
-/// A value with its position. Cheap to clone, because merging, `extends` and aliases share subtrees.
+/// A value with its position. Cheap to clone, so that merging, `extends` and aliases can share subtrees.
 #[derive(Debug, Clone)]
 pub struct Node {
     /// The value.

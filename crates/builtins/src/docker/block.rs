@@ -129,7 +129,7 @@ async fn wait(engine: &Docker, container: &str) -> Result<(), String> {
     Err(with_output(end, &output))
 }
 
-/// Returns the end of a command, followed by its output if it has any: a command that was killed has none.
+/// Returns how a command ended, followed by its output if there is any.
 fn with_output(end: String, output: &[u8]) -> String {
     match String::from_utf8_lossy(output).trim() {
         "" => end,

@@ -73,7 +73,7 @@ impl Objects {
         let mut rejected = 0;
         let mut left = self.all();
         loop {
-            // An attempt that is dropped has already updated the objects that it tried.
+            // If the timeout ends the attempt, the objects whose requests have ended are already updated.
             let _ = timeout(limit.saturating_sub(start.elapsed()), self.try_remove(engine, &mut left)).await;
             left.retain(|object| !object.is_removed);
             if left.is_empty() {
@@ -141,7 +141,7 @@ struct Remaining {
     kind: Kind,
     name: String,
     is_removed: bool,
-    /// Error of the last attempt that the engine answered. `None` means that there was no such attempt.
+    /// Error of the last attempt that ended. `None` means that none ended, or that the object is removed.
     error: Option<ApiError>,
 }
 

@@ -36,8 +36,8 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
     changes
 }
 
-/// Returns whether both are the same runner, by the rule of [`muster_config::settings::RunnerKey`] and
-/// [`muster_config::settings::Settings::carry_over`].
+/// Returns whether both are the same runner, by the rule that [`muster_config::settings::RunnerKey`] and
+/// [`muster_config::settings::Settings::carry_over`] also follow.
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id

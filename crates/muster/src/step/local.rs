@@ -1,4 +1,4 @@
-//! Agent for the steps of one command. The agent runs as long as the command, and executes its steps like those of a job.
+//! Agent that runs only for one `muster step` command. It executes the command's steps as it would execute those of a job.
 
 use std::io;
 use std::path::{Path, PathBuf};

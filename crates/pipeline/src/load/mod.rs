@@ -68,7 +68,7 @@ impl Loaded {
     }
 }
 
-/// Result of an include entry. An entry that refers to several files has one result per file.
+/// A file of an include entry, and what happened to it. An entry that refers to several files has one record per file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncludeRecord {
     /// The file, such as `local ci/build.yml`.
@@ -81,7 +81,7 @@ pub struct IncludeRecord {
     pub outcome: IncludeOutcome,
 }
 
-/// Result of an include entry.
+/// What happened to a file of an include entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IncludeOutcome {
     /// The file was merged. The spans of its keys refer to this source.

@@ -38,7 +38,7 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
-    /// Returns all expanded jobs as excluded, if `workflow:rules` prevent the pipeline. `workflow` contains the decisions
+    /// Returns all expanded jobs as excluded, for a pipeline that `workflow:rules` prevent. `workflow` contains the decisions
     /// about these rules.
     pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::harness::{Build, bridge_work, job, pipeline};
 
-/// A generated job. A need is an index into the jobs before it.
+/// A generated job. Each need, modulo the job's own index, is the index of an earlier job.
 #[derive(Debug, Clone)]
 pub(super) struct JobSpec {
     stage: usize,

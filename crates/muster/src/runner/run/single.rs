@@ -1,5 +1,5 @@
 //! `run-single`: runs the manager of one runner, which is described by flags or by an entry of a file. Runs one job at a time, and exits
-//! after a number of jobs or a time without one.
+//! after `--max-builds` jobs, or after `--wait-timeout` seconds without a job.
 //!
 //! The manager works as that of `run` does, except that the agent exits with it, because there may be no next start. If the manager was
 //! killed, the next start of the same runner reports the jobs that were running.

@@ -178,7 +178,7 @@ fn check_root(other_system: Option<&Path>) -> Result<(), ServiceError> {
     if other_system.is_none() && !paths::is_root() { Err(ServiceError::NotRoot) } else { Ok(()) }
 }
 
-/// Returns the command that runs jobs. Under the name `muster`, the program has gitlab-runner's commands below `runner`.
+/// Returns the subcommand that runs jobs: `run` if the program is called `gitlab-runner`, otherwise `runner run`.
 fn program_command(executable: &Path) -> Vec<String> {
     let is_muster = !crate::runner::is_called(Some(&executable.as_os_str().to_owned()));
     let words = if is_muster { &["runner", "run"][..] } else { &["run"][..] };

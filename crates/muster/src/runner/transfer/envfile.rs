@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::TransferError;
 
-/// Reads the variables of a file. Returns an empty map if there is no file.
+/// Reads the variables of a file. Returns an empty map if no path is given.
 pub(super) fn read(path: Option<&Path>) -> Result<HashMap<String, String>, TransferError> {
     let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) else { return Ok(HashMap::new()) };
     let text =
