@@ -69,6 +69,10 @@ impl DiskLimit {
         let mut error = None;
         let watch = async { error = Some(self.exceeded(allowed).await) };
         let result = stop.stop_on(watch, TerminationCause::ResourceExhausted, work).await;
+        if stop.cause() != Some(TerminationCause::ResourceExhausted) {
+            // The step was stopped for another reason first, such as the timeout of the job, and wrote more in its grace time.
+            error = None;
+        }
         if result.is_ok() && error.is_none() {
             error = tokio::select! {
                 biased;
@@ -140,5 +144,32 @@ mod tests {
     fn size_has_the_largest_unit_without_a_fraction() {
         let texts = [10 << 30, 1536 << 20, 3 << 10, 1000].map(size_text);
         assert_eq!(texts, ["10 GiB", "1536 MiB", "3 KiB", "1000 bytes"]);
+    }
+
+    struct NoLog;
+
+    impl Log for NoLog {
+        fn write(&self, _: Stream, _: &[u8]) {}
+    }
+
+    #[tokio::test]
+    async fn step_that_exceeds_the_limit_after_another_stop_ends_for_the_reason_of_that_stop() {
+        let dir = tempfile::tempdir().unwrap();
+        let limit = DiskLimit { bytes: 1000, directories: vec![dir.path().to_owned()], may_start_above: false };
+        let (stop, measured) = (StopToken::new(), CancellationToken::new());
+        let work = async {
+            stop.stop(TerminationCause::TimedOut);
+            std::fs::write(dir.path().join("late"), vec![1; 100_000]).unwrap();
+            measured.cancelled().await;
+            Err::<(), _>("stopped")
+        };
+        let log: Arc<dyn Log> = Arc::new(NoLog);
+        let ended = limit.enforce(&stop, &log, work);
+        let measure = async {
+            assert_eq!(limit.exceeded(1000).await, DiskError::Exceeded(1000));
+            measured.cancel();
+        };
+        let (ended, ()) = tokio::join!(ended, measure);
+        assert_eq!(ended, (Err("stopped"), None));
     }
 }

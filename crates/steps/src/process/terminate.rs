@@ -232,7 +232,14 @@ pub(super) async fn terminate_all(
             let pids = members();
             // A process that exits has no environment and no cgroup before it ends, so `members` does not find it. It is waited for, because its
             // files may still be open.
-            watched.retain(|_, process| !process.has_ended());
+            watched.retain(|pid, process| {
+                let has_ended = process.has_ended();
+                if has_ended {
+                    // Another process may get this ID.
+                    signaled.remove(pid);
+                }
+                !has_ended
+            });
             if pids.is_empty() && watched.is_empty() {
                 return 0;
             }
@@ -267,5 +274,6 @@ pub(super) async fn terminate_all(
             }
         }
     }
-    members().len()
+    watched.retain(|_, process| !process.has_ended());
+    members().into_iter().chain(watched.into_keys()).collect::<HashSet<i32>>().len()
 }
