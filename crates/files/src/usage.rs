@@ -55,7 +55,7 @@ impl DiskUsage {
             Err(Errno::NOENT) => return,
             Err(error) => return self.skip(path.to_owned(), error, true),
         };
-        let mut levels = vec![Level { path: path.to_owned(), entries: top }];
+        let mut levels = vec![Level { path: path.to_owned(), entries: top, is_own: true }];
         while let Some(level) = levels.last_mut() {
             if self.bytes > limit || is_stopped() {
                 return;
@@ -69,15 +69,15 @@ impl DiskUsage {
                     let is_own = found.st_uid == geteuid().as_raw();
                     match opened.and_then(Dir::new) {
                         _ if levels.len() > MAX_LEVELS => self.skip(path, Errno::NAMETOOLONG, true),
-                        Ok(entries) => levels.push(Level { path, entries }),
+                        Ok(entries) => levels.push(Level { path, entries, is_own }),
                         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                         Err(error) => self.skip(path, error, is_own),
                     }
                 }
                 Err(error) => {
-                    let path = std::mem::take(&mut level.path);
+                    let (path, is_own) = (std::mem::take(&mut level.path), level.is_own);
                     levels.pop();
-                    self.skip(path, error, true);
+                    self.skip(path, error, is_own);
                 }
             }
         }
@@ -104,6 +104,8 @@ impl DiskUsage {
 struct Level {
     path: PathBuf,
     entries: Dir,
+    /// Whether the directory belongs to the user of this process, or is the measured one.
+    is_own: bool,
 }
 
 /// Entry of a directory.
@@ -127,8 +129,8 @@ impl Level {
         let directory = self.entries.fd()?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if found.st_dev == device => found,
-            // The entry was deleted, or another file system is mounted there.
-            Ok(_) | Err(Errno::NOENT) => return Ok(Some(Found::Other)),
+            // The entry was deleted, or another file system is mounted there. One in user space may have no process anymore.
+            Ok(_) | Err(Errno::NOENT | Errno::NOTCONN) => return Ok(Some(Found::Other)),
             Err(error) => return Err(error),
         };
         if FileType::from_raw_mode(found.st_mode) != FileType::Directory {

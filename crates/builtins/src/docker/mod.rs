@@ -70,6 +70,7 @@ impl DelegateTarget<Context> for DockerContainer {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
                 agent_volume::forget_complete_volumes();
+                engine::forget_checked_platforms();
                 objects.remove_or_log(&engine).await;
                 if unanswered.happened() {
                     // The engine may have carried out the call only after the removal.

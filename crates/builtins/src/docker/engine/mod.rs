@@ -39,6 +39,11 @@ const INTERNAL_ERROR: u16 = 500;
 /// container.
 static CHECKED: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 
+/// Forgets which platforms were checked. Called if a job cannot start, because another engine at the same address may be the reason.
+pub(super) fn forget_checked_platforms() {
+    CHECKED.lock().clear();
+}
+
 /// Reason why an engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EngineError {
