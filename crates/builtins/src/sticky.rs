@@ -10,11 +10,12 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use muster_agent_api::builtin::StickyContext;
+use muster_files::DiskUsage;
 
 use crate::named_lock::{self, Kind};
 use crate::removal::remove_tree;
@@ -149,12 +150,9 @@ fn remove(root: &Path, name: &str) -> bool {
 
 /// Returns the disk space that the files in a directory use, in bytes.
 fn disk_usage(dir: &Path) -> u64 {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.fold(0, |sum, entry| {
-        let Ok(metadata) = entry.metadata() else { return sum };
-        let inner = if metadata.is_dir() { disk_usage(&entry.path()) } else { 0 };
-        sum + metadata.blocks() * 512 + inner
-    })
+    let mut usage = DiskUsage::default();
+    usage.add(dir, u64::MAX, &|| false);
+    usage.bytes
 }
 
 fn human_readable(duration: Duration) -> String {

@@ -96,7 +96,10 @@ impl DiskUsage {
     }
 
     fn skip(&mut self, path: PathBuf, problem: Errno, is_own: bool) {
-        self.unmeasured.get_or_insert_with(|| Unmeasured { path, problem: problem.into(), is_own });
+        // A directory of another user must not hide one that the job has made unreadable.
+        if self.unmeasured.as_ref().is_none_or(|known| is_own && !known.is_own) {
+            self.unmeasured = Some(Unmeasured { path, problem: problem.into(), is_own });
+        }
     }
 }
 
@@ -129,7 +132,7 @@ impl Level {
         let directory = self.entries.fd()?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if found.st_dev == device => found,
-            // The entry was deleted, or another file system is mounted there. One in user space may have no process anymore.
+            // The entry was deleted, or another file system is mounted there. `ENOTCONN` means that the process of a FUSE mount has ended.
             Ok(_) | Err(Errno::NOENT | Errno::NOTCONN) => return Ok(Some(Found::Other)),
             Err(error) => return Err(error),
         };
@@ -203,5 +206,15 @@ mod tests {
         fs::write(dir.path().join("file"), "").unwrap();
         let unmeasured = measured(&dir.path().join("file"), u64::MAX).unmeasured.unwrap();
         assert!(unmeasured.to_string().contains("Not a directory"), "{unmeasured}");
+    }
+
+    #[test]
+    fn directory_of_another_user_does_not_hide_one_of_the_job() {
+        let mut usage = DiskUsage::default();
+        usage.skip("other".into(), Errno::ACCESS, false);
+        usage.skip("own".into(), Errno::ACCESS, true);
+        usage.skip("later".into(), Errno::ACCESS, false);
+        let unmeasured = usage.unmeasured.unwrap();
+        assert_eq!((unmeasured.path, unmeasured.is_own), ("own".into(), true));
     }
 }

@@ -23,15 +23,15 @@ const LEVEL: i32 = 10;
 /// Reason why files cannot be packed.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// The archive cannot be created.
-    #[error("failed to create an archive in {}", path.display())]
+    /// The archive cannot be written.
+    #[error("failed to write an archive in {}; check its free space", path.display())]
     Archive {
         /// Directory for the archive.
         path: PathBuf,
         /// Error of the operating system.
         source: io::Error,
     },
-    /// A file cannot be read, or its content cannot be written to the archive.
+    /// A file cannot be read.
     #[error("failed to read {}", path.display())]
     Io {
         /// Path of the file.
@@ -75,6 +75,19 @@ impl std::fmt::Debug for PackOptions<'_> {
     }
 }
 
+impl PackOptions<'_> {
+    /// Returns the error of packing the file `path`.
+    fn error(&self, path: &Path, source: io::Error) -> PackError {
+        let path = path.to_owned();
+        match source.downcast::<Abort>() {
+            Ok(Abort::TooLarge(limit)) => PackError::TooLarge { path, limit },
+            Ok(Abort::Stopped) => PackError::Stopped,
+            Ok(Abort::Write(source)) => PackError::Archive { path: self.temp_dir.to_owned(), source },
+            Err(source) => PackError::Io { path, source },
+        }
+    }
+}
+
 /// Packs files into a tar archive that is compressed with zstd. Executable files stay executable. Blocks.
 ///
 /// Each element of `files` is a path in the archive and the source of its content: a file, or a directory, which is packed with everything
@@ -84,7 +97,7 @@ impl std::fmt::Debug for PackOptions<'_> {
 /// [`PackError`].
 pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Blob, PackError> {
     let first = files.first().map(|(_, from)| from.clone()).unwrap_or_default();
-    let failed = |error| pack_error(&first, error);
+    let failed = |error| options.error(&first, error);
     let written = Rc::new(Cell::new(0));
     let file = tempfile::tempfile_in(options.temp_dir)
         .map_err(|source| PackError::Archive { path: options.temp_dir.to_owned(), source })?;
@@ -97,7 +110,11 @@ pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Bl
             let entry = entry.map_err(|error| PackError::Io { path: from.clone(), source: error.into() })?;
             let inside = entry.path().strip_prefix(from).unwrap_or(Path::new(""));
             let name = if inside.as_os_str().is_empty() { name.clone() } else { name.join(inside) };
-            add(&mut archive, &name, entry.path(), &mut left, options.is_stopped)?;
+            add(&mut archive, &name, entry.path(), &mut left, &options).map_err(|error| match error {
+                // The limit applies to all files together.
+                PackError::TooLarge { limit, .. } => PackError::TooLarge { path: from.clone(), limit },
+                error => error,
+            })?;
         }
     }
     let HashedFile { file, hash, .. } = archive.into_inner().and_then(zstd::Encoder::finish).map_err(failed)?;
@@ -109,10 +126,10 @@ fn add(
     name: &Path,
     path: &Path,
     left: &mut u64,
-    is_stopped: &dyn Fn() -> bool,
+    options: &PackOptions<'_>,
 ) -> Result<(), PackError> {
-    let failed = |error| pack_error(path, error);
-    if is_stopped() {
+    let failed = |error| options.error(path, error);
+    if (options.is_stopped)() {
         return Err(PackError::Stopped);
     }
     let metadata = std::fs::symlink_metadata(path).map_err(failed)?;
@@ -142,7 +159,7 @@ fn add(
     header.set_mode(if metadata.permissions().mode() & 0o111 != 0 { 0o755 } else { 0o644 });
     header.set_size(size);
     // The archive must contain exactly the number of bytes in the header, even if the file grows or shrinks.
-    let mut content = StoppableFile { file: file.take(size), is_stopped };
+    let mut content = StoppableReader { file: file.take(size), is_stopped: options.is_stopped };
     archive.append_data(&mut header, name, &mut content).map_err(failed)?;
     if content.file.limit() > 0 {
         return Err(failed(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was truncated while it was read")));
@@ -157,24 +174,17 @@ enum Abort {
     TooLarge(u64),
     #[error("stopped")]
     Stopped,
-}
-
-fn pack_error(path: &Path, source: io::Error) -> PackError {
-    let path = path.to_owned();
-    match source.get_ref().and_then(|error| error.downcast_ref()) {
-        Some(Abort::TooLarge(limit)) => PackError::TooLarge { path, limit: *limit },
-        Some(Abort::Stopped) => PackError::Stopped,
-        None => PackError::Io { path, source },
-    }
+    #[error("failed to write the archive")]
+    Write(#[source] io::Error),
 }
 
 /// Reader of a file to pack. Reading fails when the caller stops the work.
-struct StoppableFile<'s> {
+struct StoppableReader<'s> {
     file: io::Take<File>,
     is_stopped: &'s dyn Fn() -> bool,
 }
 
-impl Read for StoppableFile<'_> {
+impl Read for StoppableReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if (self.is_stopped)() { Err(io::Error::other(Abort::Stopped)) } else { self.file.read(buffer) }
     }
@@ -193,7 +203,7 @@ impl Write for HashedFile {
         if self.written.get() + bytes.len() as u64 > self.limit {
             return Err(io::Error::other(Abort::TooLarge(self.limit)));
         }
-        let length = self.file.write(bytes)?;
+        let length = self.file.write(bytes).map_err(|error| io::Error::other(Abort::Write(error)))?;
         self.hash.update(bytes.get(..length).unwrap_or_default());
         self.written.set(self.written.get() + length as u64);
         Ok(length)

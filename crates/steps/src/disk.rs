@@ -67,12 +67,14 @@ impl DiskLimit {
             }
         }
         let mut error = None;
-        let watch = async { error = Some(self.exceeded(allowed).await) };
+        let watch = async {
+            let exceeded = self.exceeded(allowed).await;
+            // After another stop, such as the timeout of the job, that stop is the reason.
+            if stop.cause().is_none() {
+                error = Some(exceeded);
+            }
+        };
         let result = stop.stop_on(watch, TerminationCause::ResourceExhausted, work).await;
-        if stop.cause() != Some(TerminationCause::ResourceExhausted) {
-            // The step was stopped for another reason first, such as the timeout of the job, and wrote more in its grace time.
-            error = None;
-        }
         if result.is_ok() && error.is_none() {
             error = tokio::select! {
                 biased;
@@ -94,7 +96,7 @@ impl DiskLimit {
         }
     }
 
-    /// Measures the directories after the work. What it has made unreadable is an error only now, because tests of programs do that for a while.
+    /// Measures the directories after the work. An unreadable directory is an error only at the end, because tests may make directories unreadable for a while.
     async fn at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
         let usage = self.measure(allowed).await;
         if usage.bytes > allowed {
@@ -105,7 +107,7 @@ impl DiskLimit {
         if *is_own {
             return Some(DiskError::Unmeasured(message));
         }
-        // The user of the job, such as that of a container, may have no permission for files of its other users.
+        // The agent may lack permission for files of other users, such as files that a container wrote as root.
         log.write(Stream::Runner, style::warning(&format!("{message}; the disk limit does not include it")).as_bytes());
         None
     }

@@ -32,7 +32,7 @@ const ONCE: &str = "ip link set lo up; exec \"$0\" \"$@\"";
 /// Script that enables the loopback interface, runs a program, and starts it again whenever it ends.
 const REPEATEDLY: &str = "ip link set lo up; while :; do \"$0\" \"$@\"; done";
 
-/// Returns a command that runs a script in a separate network, where an engine can have a bridge of its own.
+/// Returns a command that runs a script in a separate network, where an engine can create its own bridge.
 ///
 /// All processes of the script end with the command. The program that the script runs and its arguments follow the command.
 const fn isolate(script: &str) -> [&str; 10] {

@@ -60,7 +60,7 @@ impl Objects {
 
     /// Removes the objects. An object that does not exist is not an error.
     ///
-    /// If the engine does not answer, for example because it is restarting, tries again until it answers.
+    /// If the engine does not answer, for example because it is restarting, tries again until the time limit.
     ///
     /// # Errors
     /// [`Failure`] with the objects that remain.

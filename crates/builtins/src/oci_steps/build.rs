@@ -104,7 +104,7 @@ pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> O
     let written = tokio::task::spawn_blocking(move || {
         // The file is replaced, even if it is a symbolic link.
         let mut file = tempfile::Builder::new().prefix(ARCHIVE).tempfile_in(&work_dir)?;
-        write_layout(io::BufWriter::new(StoppableFile { file: file.as_file_mut(), stop: &stop }), &built, &version)?;
+        write_layout(io::BufWriter::new(StoppableWriter { file: file.as_file_mut(), stop: &stop }), &built, &version)?;
         file.persist(work_dir.join(ARCHIVE)).map(drop).map_err(|error| error.error)
     });
     let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
@@ -214,12 +214,12 @@ impl Packer {
 }
 
 /// File that is written, unless the step is stopped.
-struct StoppableFile<'f> {
+struct StoppableWriter<'f> {
     file: &'f mut File,
     stop: &'f StopToken,
 }
 
-impl Write for StoppableFile<'_> {
+impl Write for StoppableWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.stop.cause().is_some() { Err(io::Error::other("stopped")) } else { self.file.write(bytes) }
     }

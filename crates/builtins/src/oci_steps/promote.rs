@@ -83,7 +83,7 @@ async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCa
     }
     let repository = target.repository();
     Err(BundledError::Failed(format!(
-        "other jobs change the tags of {repository} again and again; run this step again when they have ended"
+        "other jobs still change the tags of {repository} after {MAX_ROUNDS} attempts; run this step again when they have ended"
     )))
 }
 

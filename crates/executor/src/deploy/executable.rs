@@ -95,7 +95,7 @@ impl Executable {
         let found = version(path).map_err(|error| Some(error.to_string()))?;
         if found != expected {
             return Err(Some(format!(
-                "its version is `{found}`, expected `{expected}`; install the same version of both programs"
+                "its version is `{found}`, but `{expected}` is required; install the same version of both programs"
             )));
         }
         Ok(Self::from_file(open, path))

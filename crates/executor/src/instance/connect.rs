@@ -30,8 +30,12 @@ impl Addresses {
     /// Returns whether the instance is on the manager's host. An address may have a port.
     pub(super) fn are_of_this_host(&self) -> bool {
         let is_loopback = |address: &str| {
-            let ip = address.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| address.parse::<IpAddr>());
-            ip.map_or_else(|_| address.split(':').next() == Some("localhost"), |ip| ip.is_loopback())
+            let ip = address
+                .parse::<SocketAddr>()
+                .map(|address| address.ip())
+                .or_else(|_| address.trim_matches(['[', ']']).parse::<IpAddr>());
+            let is_localhost = address == "localhost" || address.starts_with("localhost:");
+            is_localhost || ip.is_ok_and(|ip| ip.is_loopback())
         };
         [&self.internal, &self.external].into_iter().any(|address| is_loopback(address))
     }
@@ -138,7 +142,9 @@ mod tests {
         };
         assert!(of_this_host("127.0.0.1", "") && of_this_host("", "::1") && of_this_host("localhost", ""));
         // The addresses of the plugin `local` have ports.
-        assert!(of_this_host("127.0.0.1:2222", "") && of_this_host("", "[::1]:22") && of_this_host("localhost:22", ""));
+        assert!(
+            of_this_host("127.0.0.1:2222", "") && of_this_host("[::1]", "[::1]:22") && of_this_host("localhost:22", "")
+        );
         assert!(
             !of_this_host("10.0.0.5", "192.0.2.1:22")
                 && !of_this_host("", "")

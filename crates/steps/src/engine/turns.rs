@@ -18,7 +18,8 @@ use parking_lot::Mutex;
 use crate::log::{Log, Stream};
 use crate::style;
 
-/// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning.
+/// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning. The file can become larger, because what
+/// the log has shown already is not removed from it.
 const MAX_WAITING_BYTES: u64 = 256 * 1024 * 1024;
 /// Size in bytes of the header of a record in the file: the kind and the length of its content.
 const HEADER_BYTES: usize = 5;
@@ -186,8 +187,9 @@ impl Waiting {
         }
         self.is_full = true;
         let megabytes = MAX_WAITING_BYTES / 1024 / 1024;
-        let message =
-            format!("the step wrote more than {megabytes} MiB while it waited for its turn; the rest is dropped");
+        let message = format!(
+            "the step wrote more than {megabytes} MiB that the log has not shown yet; its output is dropped until the log shows them"
+        );
         self.append(0, style::warning(&message).as_bytes(), temp_dir)
     }
 

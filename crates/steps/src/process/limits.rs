@@ -26,7 +26,7 @@ use super::{Processes, procfs};
 
 /// Period of the CPU limit in microseconds. This is the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. Those of sets of processes begin with numbers.
+/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. The names of the cgroups of process sets begin with a number.
 const RULE_PREFIX: &str = "rule-";
 /// Number of limited jobs of this process, and of rules with limits. Makes the names of their cgroups unique.
 static LIMITED_JOBS: AtomicU64 = AtomicU64::new(0);
@@ -261,7 +261,8 @@ impl Processes {
         limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
     }
 
-    /// Returns the restrictions of a process that is started now, and the version 2 cgroup that limits it. `None` means that no such cgroup does.
+    /// Returns the restrictions of a process that is started now, and the version 2 cgroup that limits it. `None` means that no version 2
+    /// cgroup limits it.
     pub(super) fn limits_now(&self) -> io::Result<(Option<Cgroup>, Restrictions)> {
         let Ok(rules) = RULES.try_with(Clone::clone) else { return Ok((None, Restrictions::default())) };
         let limits = self.limits.lock();

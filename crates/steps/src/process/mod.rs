@@ -7,7 +7,7 @@
 //! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This requires
 //!   a writable subtree of a version 2 hierarchy.
 //!
-//! A step that can be stopped alone has its own set of processes, with an extended tag and with cgroups of its own ([`Processes::in_own_set`]).
+//! A step that can be stopped alone has its own set of processes, with an extended tag and separate cgroups ([`Processes::in_own_set`]).
 //!
 //! `docs/explanation/processes.md` describes the guarantees of each.
 //!

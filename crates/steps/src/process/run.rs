@@ -109,7 +109,7 @@ impl Processes {
     /// its end.
     ///
     /// If `stop` is stopped, all processes of the job are terminated, with `grace` between TERM and KILL. Inside of [`Processes::in_own_set`],
-    /// it is only those that the work has started.
+    /// only the processes that the work has started are terminated.
     ///
     /// # Errors
     /// The process could not be started or watched.

@@ -19,6 +19,8 @@ use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two searches for orphans that have exited.
 const REAP_INTERVAL: Duration = Duration::from_millis(500);
+/// Time until processes are listed again that could not be watched.
+const WATCH_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Maximum time to read the remaining output after all processes have ended.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -262,8 +264,8 @@ pub(super) async fn terminate_all(
             }
             // This waits for one process at a time: all must end, and the next call of `members` finds new processes.
             let Some(process) = watched.values().next() else {
-                // Processes that cannot be watched have already ended. The list is read again after other tasks had a chance to run.
-                tokio::task::yield_now().await;
+                // The processes have ended, or this process has no descriptors left to watch them. The list is read again.
+                sleep(WATCH_RETRY_DELAY).await;
                 if Instant::now() >= deadline {
                     break;
                 }

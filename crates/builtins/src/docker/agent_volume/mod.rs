@@ -37,6 +37,8 @@ const FILLER_SUFFIX: &str = "-filler";
 const HASH_DIGITS: usize = 12;
 /// Maximum time until the volume is complete, whichever agent fills it.
 const FILL_TIMEOUT: Duration = Duration::from_secs(900);
+/// Maximum time for a job to remove the volumes that no job uses anymore.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of transfers by one job. Another one is needed if another agent removed the container of the first.
 const MAX_TRANSFERS: u32 = 3;
 /// Time without progress after which another agent that fills the volume is considered dead.
@@ -125,8 +127,13 @@ impl AgentVolume {
             return Ok(());
         }
         self.fill_within(FILL_TIMEOUT, engine, container, image).await?;
-        unused::remove(engine, &self.name).await;
         COMPLETE.lock().insert(self.identity.clone());
+        if timeout(REMOVAL_TIMEOUT, unused::remove(engine, &self.name)).await.is_err() {
+            tracing::warn!(
+                volume = self.name,
+                "failed to remove unused volumes of agents in time, trying again with the next version"
+            );
+        }
         Ok(())
     }
 
@@ -158,7 +165,7 @@ impl AgentVolume {
             }
             if transfers == MAX_TRANSFERS {
                 return Err(Failure::System(format!(
-                    "the agent's executable was copied to the volume {} {transfers} times, but is incomplete there; check the disk of the \
+                    "{transfers} attempts to copy the agent's executable to the volume {} did not complete it; check the disk of the \
                      engine's machine, and remove the volume",
                     self.name
                 )));

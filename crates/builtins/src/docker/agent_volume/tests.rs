@@ -43,7 +43,8 @@ async fn volume_that_does_not_keep_the_executable_ends_the_job() {
         _ => Some(Answer::json(200, "")),
     });
     let failure = fill("incomplete", &engine, FILL_TIMEOUT).await.unwrap_err().to_string();
-    let text = "was copied to the volume muster-agent-test 3 times, but is incomplete there; check the disk";
+    let text =
+        "3 attempts to copy the agent's executable to the volume muster-agent-test did not complete it; check the disk";
     assert!(failure.contains(text), "{failure}");
     assert_eq!(engine.count("DELETE /containers/own"), 3);
 }

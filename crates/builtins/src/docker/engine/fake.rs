@@ -19,7 +19,7 @@ const CALL_TIMEOUT_S: u64 = 60;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// Name and value of a header, if the answer has one of its own.
+    /// Name and value of an additional header.
     pub(crate) header: Option<(&'static str, String)>,
     pub(crate) body: String,
 }
@@ -95,9 +95,6 @@ async fn read_call(stream: &mut UnixStream) -> String {
     let text = String::from_utf8_lossy(&request);
     let mut words = text.split([' ', '?']);
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    // The version of the API comes first.
-    let path =
-        path.strip_prefix("/v1.").and_then(|rest| rest.find('/').and_then(|start| rest.get(start..))).unwrap_or(path);
     format!("{method} {path}")
 }
 

@@ -114,7 +114,7 @@ impl Compressor {
     }
 }
 
-/// Returns a compressor of whole files. Its result has about the size of that of zlib with this level, which is one level higher.
+/// Returns a compressor of whole files. Uses libdeflate one level below `level`, whose output is about as large as zlib's at `level`.
 fn whole(level: u32) -> io::Result<WholeCompressor> {
     let level = i32::try_from(level.saturating_sub(1).max(1)).map_err(io::Error::other)?;
     let level = CompressionLvl::new(level);

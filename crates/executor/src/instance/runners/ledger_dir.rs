@@ -114,7 +114,7 @@ impl LedgerDir<'_> {
         Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// Adopts the ledger that `runner` had with its earlier token, and renames it to `to`. Returns the earlier content of its owner file.
+    /// Renames the ledger that `runner` used with its previous token to `to`. Returns the previous content of the ledger's owner file.
     ///
     /// Only the ledger of a runner without an ID is adopted. The key of a runner with an ID does not depend on its token.
     fn adopt_after_token_change(

@@ -55,7 +55,7 @@ async fn container_starts_without_the_view_of_a_mirror_that_could_not_be_prepare
         });
         let (log, result) = host.run(&job, vec![script(&["test ! -e /.muster-git-mirror", "echo runs"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
-        assert!(!view.exists(), "the engine created a directory that nobody removes");
+        assert!(!view.exists(), "the engine created a directory that no step removes");
         assert_eq!(host.objects("viewless"), "", "objects of the job are left");
     }
 }
