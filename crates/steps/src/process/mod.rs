@@ -17,6 +17,7 @@
 mod cgroup;
 mod child;
 mod limits;
+mod output;
 mod procfs;
 mod run;
 mod running;

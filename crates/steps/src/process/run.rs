@@ -1,6 +1,5 @@
 //! Runs one process: starts it, writes its standard input and reads its output.
 
-use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -15,37 +14,19 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use muster_job::TerminationCause;
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::net::unix::pipe::Sender;
 use tokio::sync::watch;
-use tokio::time::timeout;
 
 use super::cgroup::Cgroup;
 use super::child::Child;
+use super::output::{OutputProgress, copy_to_log};
 use super::spawn::{Program, spawn_in};
 use super::{AWAITED, JOB_TAG, ProcessRecord, ProcessSet, Processes, find_in, procfs};
 use crate::log::{Log, Stream};
 use crate::stop::StopToken;
-
-/// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md, section 1.4).
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without output after which a step is complete, even if a child such as a background server still has the pipe open.
-///
-/// Later output is still written to the log.
-const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
-/// Bytes of output to read at once.
-const READ_BUFFER_BYTES: usize = 128 * 1024;
-/// Length of a piece of output after which other tasks run. A process that prints such pieces gets a larger pipe, so that it waits less.
-const LARGE_PIECE_BYTES: usize = 32 * 1024;
-/// Size of a large pipe.
-const LARGE_PIPE_BYTES: usize = 256 * 1024;
-
-thread_local! {
-    /// Buffer for the output of all processes: most of them print little, so a buffer for each would be most of the memory of a job.
-    static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER_BYTES]);
-}
 
 /// Process to start.
 #[derive(Debug, Clone, Default)]
@@ -330,53 +311,4 @@ fn in_memory(bytes: &[u8]) -> io::Result<File> {
 /// Returns each variable once, with the value that was set last.
 fn deduplicated<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&'a OsStr, &'a OsStr)> {
     env.collect::<IndexMap<_, _>>().into_iter().collect()
-}
-
-/// Progress of reading the output of a process. It changes with each chunk, and closes when the reader ends.
-struct OutputProgress(watch::Receiver<()>);
-
-impl OutputProgress {
-    /// Waits until all writers have closed the pipe, or until there was no output for [`DRAIN_IDLE_TIMEOUT`].
-    async fn wait(mut self) {
-        let idle = async { while let Ok(Ok(())) = timeout(DRAIN_IDLE_TIMEOUT, self.0.changed()).await {} };
-        // A child that keeps printing delays the end by at most this time.
-        let _ = timeout(DRAIN_TIMEOUT, idle).await;
-    }
-}
-
-/// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
-///
-/// Masking makes writing to the log expensive, so this yields to other tasks after each large piece.
-async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
-    let pipe = match Receiver::from_owned_fd(pipe) {
-        Ok(pipe) => pipe,
-        Err(error) => {
-            tracing::error!(%error, "failed to read the output of a process");
-            return;
-        }
-    };
-    let mut is_large = false;
-    while pipe.readable().await.is_ok() {
-        let length = READ_BUFFER.with_borrow_mut(|buffer| {
-            let length = pipe.try_read(buffer)?;
-            log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
-            io::Result::Ok(length)
-        });
-        match length {
-            Ok(0) => return,
-            Ok(length) => {
-                read.send_replace(());
-                if length >= LARGE_PIECE_BYTES {
-                    if !is_large {
-                        is_large = true;
-                        // Fails if the user's pipes need too much memory already. The pipe then keeps its size.
-                        let _ = fcntl_setpipe_size(&pipe, LARGE_PIPE_BYTES);
-                    }
-                    tokio::task::yield_now().await;
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
-        }
-    }
 }
