@@ -71,7 +71,7 @@ reasons! {
     NoMatchingRunner = "no_matching_runner",
     /// The log exceeds the maximum size.
     TraceSizeExceeded = "trace_size_exceeded",
-    /// The environment could not be created.
+    /// The deployment environment that the job names with `environment` could not be created.
     EnvironmentCreationFailure = "environment_creation_failure",
     /// The job was pending for too long, although a runner matches.
     StuckPendingWithMatchingRunners = "stuck_pending_with_matching_runners",
@@ -79,11 +79,11 @@ reasons! {
     StuckPendingNoMatchingRunners = "stuck_pending_no_matching_runners",
     /// The running job sent no updates.
     NoUpdatesRunning = "no_updates_running",
-    /// The job sent no updates while it was canceling.
+    /// The job sent no updates while it was being canceled.
     NoUpdatesCanceling = "no_updates_canceling",
     /// The job exceeded its timeout by the clock of the server.
     ServerTimeoutRunning = "server_timeout_running",
-    /// The job exceeded its timeout by the clock of the server while it was canceling.
+    /// The job exceeded its timeout by the clock of the server while it was being canceled.
     ServerTimeoutCanceling = "server_timeout_canceling",
     /// The configuration of the runner is invalid.
     RunnerConfigurationError = "runner_configuration_error",

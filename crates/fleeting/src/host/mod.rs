@@ -101,7 +101,8 @@ impl PluginSpec {
 /// The protocol defines none (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Time from the start of the process to its handshake, and then time to connect. Defaults to 60 seconds.
+    /// Maximum time for the handshake after the process has started, and again for the connection after the handshake.
+    /// Defaults to 60 seconds.
     pub start: Duration,
     /// Time for `Init`. Defaults to 60 seconds.
     pub init: Duration,
@@ -116,7 +117,8 @@ pub struct Timeouts {
     pub heartbeat: Duration,
     /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
-    /// Time for the response to the request to exit, and then time until SIGKILL. Defaults to 2 seconds.
+    /// Maximum time for the plugin to answer the request to exit, and again for its process to exit before it gets SIGKILL.
+    /// Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
     /// Defaults to 500 milliseconds.

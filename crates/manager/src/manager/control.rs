@@ -55,7 +55,7 @@ impl Control {
 
     /// Returns the current statistics. `None` if the manager has ended, or does not answer because it is deleting its instances.
     pub async fn stats(&self) -> Option<ManagerStats> {
-        // Half of the queue is reserved for commands: requests for statistics that are not answered must not block them.
+        // Half of the queue is reserved for other commands, so that unanswered requests for statistics do not block them.
         if self.0.capacity() <= MAX_COMMANDS / 2 {
             return None;
         }

@@ -42,9 +42,13 @@ fn ids(report: &Report, label: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).map(|verdict| verdict.case.id).collect()
 }
 
-/// Muster's own plugin passes all cases, including those in which Go plugins behave differently: P7 an error for empty settings,
-/// but not for `null` and `{}`; P8 default settings if a host sends none (Go crashes); P9 SIGINT ignored, SIGTERM exits; P14 deleting a
-/// missing instance succeeds; P15 exits with its host (Go keeps running).
+/// Muster's own plugin passes all cases, including the cases in which Go plugins behave differently:
+///
+/// - P7: empty settings are an error, but `null` and `{}` are not.
+/// - P8: if the host sends no settings, the defaults apply. Go plugins crash.
+/// - P9: SIGINT is ignored, and SIGTERM ends the process.
+/// - P14: deleting a missing instance succeeds.
+/// - P15: the process exits when its host exits. Go plugins keep running.
 #[tokio::test]
 async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     let mut plan = plan(TOY);
