@@ -16,11 +16,11 @@ pub(crate) struct Suite {
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
-    /// Name of the group of the case.
+    /// Group of the case, which JUnit calls its class.
     pub(crate) class: String,
     pub(crate) time: Duration,
     pub(crate) outcome: Outcome,
-    /// Output of the case. Empty means none.
+    /// Output of the case. Empty if the case has no output.
     pub(crate) output: String,
 }
 
@@ -100,7 +100,7 @@ fn write_case(xml: &mut Writer<Vec<u8>>, case: &Case) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Removes the characters that XML does not allow, even escaped, and terminal codes.
+/// Removes terminal codes, and the characters that XML does not allow even if they are escaped.
 fn without_forbidden(text: &str) -> String {
     let text = anstream::adapter::strip_str(text).to_string();
     text.chars()

@@ -16,7 +16,7 @@ pub trait Elastic: Send + Sync {
     /// `is_immediate_job` is true if the answer was a job, and the coordinator sent it without waiting for a job to be created.
     fn request_answered(&self, is_immediate_job: bool);
 
-    /// Announces a lease of an earlier manager process. The executor keeps it until it is restored.
+    /// Announces a lease of an earlier manager process. The executor keeps the environment of the lease until the lease is restored.
     fn announce_lease(&self, record: &LeaseRecord);
 
     /// Reports that all leases of an earlier manager process that are still in use have been announced.

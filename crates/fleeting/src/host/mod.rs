@@ -86,7 +86,7 @@ impl PluginSpec {
     }
 
     /// Returns the plugin's name for messages.
-    /// It is the last argument, or the executable's file name without `fleeting-plugin-`.
+    /// The name is the last argument. Without arguments, it is the executable's file name without `fleeting-plugin-`.
     #[must_use]
     pub fn name(&self) -> String {
         if let Some(name) = self.arguments.last() {
@@ -98,7 +98,7 @@ impl PluginSpec {
 }
 
 /// Timeouts for plugin calls, and delays between restarts.
-/// The protocol defines none (docs/spec/fleeting.md, section 2.5).
+/// The protocol defines no timeouts (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// Maximum time for the handshake after the process has started, and again for the connection after the handshake.

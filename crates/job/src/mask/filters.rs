@@ -18,7 +18,7 @@ pub(super) trait Filter {
     fn is_idle(&self) -> bool;
 }
 
-/// Replaces the secret bytes after a prefix, which is kept. Escape sequences do not end the secret, and are kept.
+/// Replaces a secret that follows a known prefix. The prefix is kept. Escape sequences do not end the secret, and are kept.
 pub(super) struct PrefixFilter {
     needles: Arc<Needles>,
     /// Returns true if a byte can be part of the secret.

@@ -1,4 +1,4 @@
-//! Files of the manager that the containers of a job depend on: credentials for registries, and seccomp profiles.
+//! Files on the manager's machine that the containers of a job need: credentials for registries, and seccomp profiles.
 
 use std::io;
 use std::path::{Path, PathBuf};

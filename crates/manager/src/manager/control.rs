@@ -33,9 +33,9 @@ pub enum ControlCommand {
 pub struct ManagerStats {
     /// Value of `concurrent`.
     pub concurrent: usize,
-    /// Jobs in progress, including those of runners that were removed from the configuration.
+    /// Number of jobs in progress, including jobs of runners that were removed from the configuration.
     pub jobs: usize,
-    /// Jobs among them that wait because `concurrent` or `limit` is reached.
+    /// Number of the jobs in `jobs` that wait because `concurrent` or `limit` is reached.
     pub waiting: usize,
     /// Statistics of the runners, in the order of the configuration.
     pub runners: Vec<RunnerStats>,

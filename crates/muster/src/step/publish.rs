@@ -30,7 +30,7 @@ pub(crate) struct StepPublishArgs {
     /// Image to publish. The tag must not exist yet.
     #[arg(value_name = "REGISTRY/NAME:TAG")]
     reference: String,
-    /// Directory with files for one platform only, which are added to those of DIR. Can be repeated.
+    /// Directory with files for one platform only. They are added to the files of DIR. Can be repeated.
     #[arg(long, value_name = "OS/ARCHITECTURE=DIR", value_parser = parse_platform)]
     platform: Vec<(Platform, PathBuf)>,
     /// Description of the step, which `search` and `info` print.
@@ -49,7 +49,7 @@ pub(crate) struct StepMarkArgs {
     reference: String,
     #[command(flatten)]
     marks: Marks,
-    /// Directory of an index, whose entry for the step is changed, too.
+    /// Directory of an index. Its entry for the step is also changed.
     #[arg(long, value_name = "DIR")]
     index: Option<PathBuf>,
 }

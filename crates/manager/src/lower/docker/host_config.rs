@@ -66,7 +66,7 @@ pub(super) fn host_config(
     config.set("VolumeDriver", &settings.volume_driver);
     config.set("VolumesFrom", &settings.volumes_from);
     config.set("Init", facts.init);
-    // The logs of services are read from the engine, which only some log drivers allow.
+    // The logs of services are read from the engine. Only some log drivers, such as `json-file`, allow that.
     config.set("LogConfig", json!({ "Type": "json-file", "Config": settings.log_options }));
     Ok(config.0)
 }

@@ -16,7 +16,7 @@ const FIRST_CHECK: Duration = Duration::from_secs(5 * 60);
 /// Time between two checks. The process collects only what is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
-/// Collections of a manager. At most one runs at a time.
+/// Schedule of the cache collections of a manager. At most one collection runs at a time.
 pub(super) struct CacheCollection {
     program: PathBuf,
     /// Configuration file. `None` means that nothing is collected.

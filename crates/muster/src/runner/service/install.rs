@@ -24,7 +24,7 @@ concurrent = 1
 pub(crate) struct ServiceInstallArgs {
     #[command(flatten)]
     service: ServiceArgs,
-    /// Configuration file of the service. It is created if it does not exist. [default: that of the service's user]
+    /// Configuration file of the service. It is created if it does not exist. [default: `config.toml` of the service's user]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Working directory of the service. [default: the current directory]
