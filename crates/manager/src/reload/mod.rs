@@ -2,8 +2,10 @@
 //!
 //! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. Only a change of its content counts. A file that was only
 //! touched is therefore ignored. A file that was replaced by a file with an older modification time is noticed, unlike in gitlab-runner:
-//! `mv`, a ConfigMap's symbolic link and a restored backup do that (C034). An invalid file changes nothing and is reported once. A missing file changes nothing either, not even
-//! on SIGHUP, when gitlab-runner would drop all runners.
+//! `mv`, a ConfigMap's symbolic link and a restored backup do that (C034).
+//!
+//! An invalid file changes nothing and is reported once. A missing file changes nothing either, not even on SIGHUP. gitlab-runner would
+//! then drop all runners.
 
 mod changes;
 mod stamp;
