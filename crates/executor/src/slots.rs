@@ -31,7 +31,7 @@ impl Slots {
         Self { total, in_use: Arc::default(), free: watch::Sender::new(total) }
     }
 
-    /// Returns the number of free slots and its changes.
+    /// Returns a receiver of the number of free slots. The receiver is notified when the number changes.
     #[must_use]
     pub fn free(&self) -> watch::Receiver<usize> {
         self.free.subscribe()
@@ -47,7 +47,7 @@ impl Slots {
         let of_runner = in_use.iter().filter(|slot| slot.key.runner == key.runner);
         let of_project = in_use.iter().filter(|slot| slot.key == *key);
         let (id, project_slot) =
-            (lowest(of_runner.map(|slot| slot.id)), lowest(of_project.map(|slot| slot.project_slot)));
+            (lowest_free(of_runner.map(|slot| slot.id)), lowest_free(of_project.map(|slot| slot.project_slot)));
         let slot = Slot { id, project_slot, key: key.clone() };
         in_use.push(slot.clone());
         self.free.send_replace(self.total - in_use.len());
@@ -103,7 +103,7 @@ impl Drop for HeldSlot {
 }
 
 /// Returns the lowest number that is not in use.
-fn lowest(in_use: impl Iterator<Item = u32>) -> u32 {
+fn lowest_free(in_use: impl Iterator<Item = u32>) -> u32 {
     let in_use: HashSet<u32> = in_use.collect();
     (0..=u32::MAX).find(|number| !in_use.contains(number)).unwrap_or(u32::MAX)
 }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn runners_are_counted_separately() {
+    fn slots_are_numbered_separately_for_each_runner() {
         let other = SlotKey { runner: "other".to_owned(), project_id: 1 };
         let slots = Slots::new(9);
         let held = [slots.take(&key(1)), slots.take(&other), slots.take(&other)].map(Option::unwrap);

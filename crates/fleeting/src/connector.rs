@@ -8,10 +8,10 @@ use crate::model::{ConnectInfo, InstanceId};
 /// Settings of `connector_config` that the host uses itself. They are not sent to the plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DialOptions {
-    /// Uses the external address, if there is one, instead of the internal address.
+    /// Whether to connect to the external address, if there is one, instead of the internal address.
     pub use_external_addr: bool,
-    /// Sends credentials over plain HTTP with the protocol `winrm`.
-    /// Everyone who can read the network traffic can read them.
+    /// Whether the protocol `winrm` may send credentials over plain HTTP.
+    /// Everyone who can read the network traffic can then read the credentials.
     pub allow_unencrypted: bool,
 }
 

@@ -6,7 +6,7 @@ use crate::model::{ConnectorConfig, ConnectorConfigError};
 use crate::protocol::group;
 
 impl ConnectorConfig {
-    /// Converts to the message.
+    /// Converts to the protocol's message.
     pub(crate) fn to_wire(&self) -> group::ConnectorConfig {
         group::ConnectorConfig {
             os: self.os.clone(),
@@ -22,7 +22,7 @@ impl ConnectorConfig {
         }
     }
 
-    /// Converts from the message. Zero and negative durations become the defaults.
+    /// Converts from the protocol's message. Zero and negative durations become the defaults.
     pub(crate) fn from_wire(wire: group::ConnectorConfig) -> Result<Self, ConnectorConfigError> {
         let default = Self::default();
         let duration = |value: i64, default: Duration| match u64::try_from(value) {

@@ -22,8 +22,8 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// Returns the reason with this name. An unknown name is [`FailureReason::UnknownFailure`], an empty one is
-            /// [`FailureReason::ScriptFailure`].
+            /// Returns the reason with this name. Returns [`FailureReason::UnknownFailure`] for an unknown name, and
+            /// [`FailureReason::ScriptFailure`] for an empty name.
             #[must_use]
             pub fn from_wire(name: &str) -> Self {
                 match name {
@@ -71,7 +71,7 @@ reasons! {
     NoMatchingRunner = "no_matching_runner",
     /// The log exceeds the maximum size.
     TraceSizeExceeded = "trace_size_exceeded",
-    /// The environment could not be created.
+    /// The deployment environment that the job names with `environment` could not be created.
     EnvironmentCreationFailure = "environment_creation_failure",
     /// The job was pending for too long, although a runner matches.
     StuckPendingWithMatchingRunners = "stuck_pending_with_matching_runners",
@@ -79,11 +79,11 @@ reasons! {
     StuckPendingNoMatchingRunners = "stuck_pending_no_matching_runners",
     /// The running job sent no updates.
     NoUpdatesRunning = "no_updates_running",
-    /// The job sent no updates while it was canceling.
+    /// The job sent no updates while it was being canceled.
     NoUpdatesCanceling = "no_updates_canceling",
     /// The job exceeded its timeout by the clock of the server.
     ServerTimeoutRunning = "server_timeout_running",
-    /// The job exceeded its timeout by the clock of the server while it was canceling.
+    /// The job exceeded its timeout by the clock of the server while it was being canceled.
     ServerTimeoutCanceling = "server_timeout_canceling",
     /// The configuration of the runner is invalid.
     RunnerConfigurationError = "runner_configuration_error",
@@ -113,7 +113,7 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// Cause of the early termination of a job. The agent, the manager and the coordinator pass it on.
+/// Cause of the early termination of a job. The agent, the manager and the coordinator use the same causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TerminationCause {

@@ -7,7 +7,7 @@ use super::Cli;
 /// Appends the help of a command and of its subcommands.
 fn append_help(command: &mut Command, path: &str, text: &mut String) {
     if ["register", "run-single"].contains(&command.get_name()) {
-        // The help of the flags for keys of the configuration comes from its schema, which the reference page shows.
+        // Omit the flags for keys of the configuration. Their help comes from the configuration's schema, and the reference page shows the schema.
         let is_key = |arg: &clap::Arg| crate::runner::is_entry_flag(arg.get_id().as_str());
         *command = std::mem::take(command).mut_args(|arg| if is_key(&arg) { arg.hide(true) } else { arg });
     }
@@ -21,7 +21,7 @@ fn append_help(command: &mut Command, path: &str, text: &mut String) {
 }
 
 #[test]
-fn help_of_every_command() {
+fn help_of_every_command_matches_its_snapshot() {
     let mut root = Cli::command().term_width(100);
     root.build();
     let overview = root.render_long_help().to_string();

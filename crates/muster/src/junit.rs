@@ -16,11 +16,11 @@ pub(crate) struct Suite {
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
-    /// Name of the group of the case.
+    /// Group of the case, which JUnit calls its class.
     pub(crate) class: String,
     pub(crate) time: Duration,
     pub(crate) outcome: Outcome,
-    /// Output of the case. Empty means none.
+    /// Output of the case. Empty if the case has no output.
     pub(crate) output: String,
 }
 
@@ -56,7 +56,7 @@ fn write(xml: &mut Writer<Vec<u8>>, suites: &[Suite]) -> std::io::Result<()> {
                 suite.cases.iter().filter(|case| matches(&case.outcome)).count().to_string()
             };
             xml.create_element("testsuite")
-                .with_attribute(("name", &*allowed(&suite.name)))
+                .with_attribute(("name", &*without_forbidden(&suite.name)))
                 .with_attribute(("tests", &*suite.cases.len().to_string()))
                 .with_attribute(("failures", &*count(|outcome| matches!(outcome, Outcome::Failed { .. }))))
                 .with_attribute(("skipped", &*count(|outcome| matches!(outcome, Outcome::Skipped(_)))))
@@ -70,8 +70,8 @@ fn write(xml: &mut Writer<Vec<u8>>, suites: &[Suite]) -> std::io::Result<()> {
 fn write_case(xml: &mut Writer<Vec<u8>>, case: &Case) -> std::io::Result<()> {
     let element = xml
         .create_element("testcase")
-        .with_attribute(("name", &*allowed(&case.name)))
-        .with_attribute(("classname", &*allowed(&case.class)))
+        .with_attribute(("name", &*without_forbidden(&case.name)))
+        .with_attribute(("classname", &*without_forbidden(&case.class)))
         .with_attribute(("time", &*format!("{:.3}", case.time.as_secs_f64())));
     if matches!(case.outcome, Outcome::Passed) && case.output.is_empty() {
         element.write_empty()?;
@@ -81,27 +81,27 @@ fn write_case(xml: &mut Writer<Vec<u8>>, case: &Case) -> std::io::Result<()> {
         match &case.outcome {
             Outcome::Passed => {}
             Outcome::Failed { message, details } => {
-                let failure = xml.create_element("failure").with_attribute(("message", &*allowed(message)));
+                let failure = xml.create_element("failure").with_attribute(("message", &*without_forbidden(message)));
                 if details.is_empty() {
                     failure.write_empty()?;
                 } else {
-                    failure.write_text_content(BytesText::new(&allowed(details)))?;
+                    failure.write_text_content(BytesText::new(&without_forbidden(details)))?;
                 }
             }
             Outcome::Skipped(reason) => {
-                xml.create_element("skipped").with_attribute(("message", &*allowed(reason))).write_empty()?;
+                xml.create_element("skipped").with_attribute(("message", &*without_forbidden(reason))).write_empty()?;
             }
         }
         if !case.output.is_empty() {
-            xml.create_element("system-out").write_text_content(BytesText::new(&allowed(&case.output)))?;
+            xml.create_element("system-out").write_text_content(BytesText::new(&without_forbidden(&case.output)))?;
         }
         Ok(())
     })?;
     Ok(())
 }
 
-/// Removes the characters that XML does not allow, even escaped, and terminal codes.
-fn allowed(text: &str) -> String {
+/// Removes terminal codes, and the characters that XML does not allow even if they are escaped.
+fn without_forbidden(text: &str) -> String {
     let text = anstream::adapter::strip_str(text).to_string();
     text.chars()
         .filter(|c| matches!(c, '\n' | '\t') || !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'))

@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     let cli = if arguments.get(1).is_some_and(|word| word == "runner") {
         match Cli::try_parse_from(runner::go_style_arguments(&arguments, 2)) {
             Ok(cli) => cli,
-            Err(error) => return runner::usage(&error),
+            Err(error) => return runner::print_usage(&error),
         }
     } else if arguments.get(1).is_some_and(|word| word == "step-runner") {
         match Cli::try_parse_from(arguments) {

@@ -7,7 +7,10 @@ use clap::{Parser, Subcommand};
 mod agent;
 #[expect(dead_code, reason = "shared with `muster`, which also logs in other ways")]
 mod logging;
-#[expect(dead_code, reason = "shared with `muster`, which also derives the number of jobs from it")]
+#[expect(
+    dead_code,
+    reason = "shared with `muster`, which also derives the number of jobs from the limit of open files"
+)]
 mod open_files;
 mod runtime;
 

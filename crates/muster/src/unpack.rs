@@ -28,12 +28,12 @@ impl UnpackArgs {
     /// Returns the limits of an unpacker.
     pub(crate) fn limits(&self) -> Limits {
         let default = Limits::default();
-        let or = |value: Option<NonZeroU64>, default| value.map_or(default, NonZeroU64::get);
+        let value_or = |value: Option<NonZeroU64>, default| value.map_or(default, NonZeroU64::get);
         Limits {
-            bytes: or(self.max_bytes, default.bytes),
-            entries: or(self.max_entries, default.entries),
-            ratio: or(self.max_ratio, default.ratio),
-            header_bytes: or(self.max_header_bytes, default.header_bytes),
+            bytes: value_or(self.max_bytes, default.bytes),
+            entries: value_or(self.max_entries, default.entries),
+            ratio: value_or(self.max_ratio, default.ratio),
+            header_bytes: value_or(self.max_header_bytes, default.header_bytes),
             ..default
         }
     }

@@ -126,12 +126,12 @@ impl DockerConfig {
     }
 }
 
-/// Returns the credentials that the text of a configuration file has for a repository: the
-/// credentials for the full name of the repository, or else the credentials for its registry.
-/// Credential helpers are not called.
+/// Returns the credentials for a repository from the text of a configuration file.
+///
+/// An entry with the full name of the repository precedes an entry for its registry. Credential helpers are not called.
 ///
 /// # Errors
-/// The problem of the text.
+/// A message that describes what is wrong with the text.
 pub fn credentials_in(text: &str, repository: &Repository) -> Result<Option<Credentials>, String> {
     if text.trim().is_empty() {
         return Ok(None);

@@ -43,7 +43,7 @@ impl Registry {
         let mut part = Part::read(file_path, blob.size).await.map_err(failed)?;
         let mut failures = 0;
         while part.length < blob.size {
-            let before = part.length;
+            let length_before = part.length;
             match self.download_part(url, blob, (file_path, &mut file), &mut part).await {
                 Ok(()) => {}
                 Err(PartError::Permanent(error)) => {
@@ -54,7 +54,7 @@ impl Registry {
                     return Err(error);
                 }
                 Err(PartError::Interrupted(error)) => {
-                    failures = if part.length > before { 0 } else { failures + 1 };
+                    failures = if part.length > length_before { 0 } else { failures + 1 };
                     if failures == MAX_ATTEMPTS {
                         return Err(error);
                     }

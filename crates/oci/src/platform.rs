@@ -41,7 +41,7 @@ impl HostPlatform {
             return None;
         }
         let variant = entry.variant.as_str();
-        let arm = || match variant {
+        let arm_version = || match variant {
             "" => Some(7),
             _ => variant.trim_start_matches('v').parse::<u8>().ok(),
         };
@@ -51,7 +51,7 @@ impl HostPlatform {
             ("amd64", "386") => Some(1),
             ("arm64", "arm64") if matches!(variant, "" | "v8" | "8") => Some(0),
             ("arm64" | "arm", "arm") => {
-                arm().filter(|version| *version <= self.arm).map(|version| 1 + self.arm - version)
+                arm_version().filter(|version| *version <= self.arm).map(|version| 1 + self.arm - version)
             }
             ("amd64" | "arm64", _) => None,
             (own, other) => (own == other).then_some(0),

@@ -43,28 +43,28 @@ impl Compiled {
 /// Errors in the configuration are part of the result: see [`Compiled::diagnostics`].
 #[must_use]
 pub fn compile(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Compiled {
-    finish(load::load(root_text, context, sources), context, sources)
+    compile_loaded(load::load(root_text, context, sources), context, sources)
 }
 
 /// Compiles the files of a child pipeline for an event ([`crate::context::PipelineSource::ParentPipeline`]).
 #[must_use]
 pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Compiled {
-    finish(load::load_child(entries, context, sources), context, sources)
+    compile_loaded(load::load_child(entries, context, sources), context, sources)
 }
 
 /// Compiles a merged configuration.
-fn finish(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
+fn compile_loaded(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
     let mut problems = Problems::after_load(&loaded.diagnostics);
     problems.patterns = std::mem::take(&mut loaded.patterns);
     let mut compiled = Compiled::default();
-    let complete = !loaded.has_errors();
-    if complete || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {
-        let (config, merged) = config::config(&loaded.root, complete, &loaded.gaps, &mut problems);
+    let loaded_completely = !loaded.has_errors();
+    if loaded_completely || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {
+        let (config, merged) = config::config(&loaded.root, loaded_completely, &loaded.gaps, &mut problems);
         compiled.merged = Some(merged);
         problems.check_patterns(loaded.root.span);
         // Files that could not be read may define the stages and jobs that other jobs refer to.
-        let is_whole = loaded.gaps.is_empty() || loaded.gaps.is_stub;
-        let graph = if is_whole { graph::graph(&config, &mut problems) } else { Graph::default() };
+        let all_jobs_known = loaded.gaps.is_empty() || loaded.gaps.is_stub;
+        let graph = if all_jobs_known { graph::graph(&config, &mut problems) } else { Graph::default() };
         if problems.errors() == 0 {
             let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);
             problems.check_patterns(loaded.root.span);

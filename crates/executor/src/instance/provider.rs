@@ -260,9 +260,9 @@ impl Executor for InstanceExecutor {
 
 #[async_trait]
 impl Elastic for InstanceExecutor {
-    fn request_answered(&self, at_once: bool) {
+    fn request_answered(&self, is_immediate_job: bool) {
         if let Some(scaler) = self.scaler() {
-            scaler.job_request_answered(at_once);
+            scaler.job_request_answered(is_immediate_job);
         }
     }
 

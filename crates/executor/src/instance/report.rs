@@ -44,7 +44,7 @@ impl InstanceExecutor {
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
     }
 
-    /// Applies an operator's action to an instance or to a group. `by` names the operator and the reason.
+    /// Applies an operator's action to an instance or to a group. `by` is a text with the operator's name and reason.
     ///
     /// The action is stored in the ledger before the result is returned. `None` means that the scaler does not run, or cannot write its ledger now.
     pub async fn operate(
@@ -57,7 +57,8 @@ impl InstanceExecutor {
         self.scaler()?.apply_operator_action(GroupId(target.group), id, action, by).await
     }
 
-    /// Returns the metrics of the scaler if it runs, of the plugins, and of virtual machines if `vm_isolation` is set.
+    /// Returns the metrics of the plugins and of the instances' resource usage. Adds the metrics of the scaler if it runs, and the metrics of
+    /// virtual machines if `vm_isolation` is set.
     #[must_use]
     pub fn families(&self) -> Vec<MetricFamily> {
         let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();

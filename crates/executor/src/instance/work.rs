@@ -20,7 +20,7 @@ const RESERVATION_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Minimum interval between two removals of connections to deleted instances.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
 /// Reason why no slots are reserved while the manager shuts down.
-const DRAINING: &str = "the manager accepts no more jobs";
+const INTAKE_CLOSED: &str = "the manager accepts no more jobs";
 
 /// Runs the background task of an instance executor.
 pub(super) async fn run(shared: Arc<ProviderContext>) {
@@ -36,7 +36,7 @@ pub(super) async fn run(shared: Arc<ProviderContext>) {
 /// Keeps one slot reserved for each job request that may be in flight.
 async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
     let mut refusal: Option<Arc<str>> = None;
-    let mut pruned = tokio::time::Instant::now();
+    let mut last_prune = tokio::time::Instant::now();
     let mut capacity = scaler.capacity_changes();
     loop {
         capacity.mark_unchanged();
@@ -49,9 +49,9 @@ async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
             );
         }
         refusal = reason;
-        if pruned.elapsed() >= PRUNE_INTERVAL {
+        if last_prune.elapsed() >= PRUNE_INTERVAL {
             prune(shared, scaler).await;
-            pruned = tokio::time::Instant::now();
+            last_prune = tokio::time::Instant::now();
         }
         tokio::select! {
             () = shared.reservations_changed.notified() => {}
@@ -74,7 +74,7 @@ async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<
         shared.publish(reserved, None);
         if *shared.intake.lock() == Intake::Closed {
             shared.reservations.lock().clear();
-            return Some(DRAINING.into());
+            return Some(INTAKE_CLOSED.into());
         }
         let max_requests = shared.requests.load(Ordering::Relaxed).max(1);
         if reserved > max_requests {
@@ -97,7 +97,7 @@ async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<
     }
 }
 
-/// Applies changed policies.
+/// Applies the scaling policies of changed settings. Keeps the old policies if the new ones are invalid.
 pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runner: &str) {
     match settings::scaler_config(settings, runner, 0) {
         Ok((config, _)) => scaler.set_policies(config.policies),

@@ -11,12 +11,12 @@ use super::LeaseRecord;
 /// Capability of an executor that creates and deletes environments on demand and keeps a ledger of their leases.
 #[async_trait]
 pub trait Elastic: Send + Sync {
-    /// Reports that the coordinator answered a job request that the capacity allowed.
+    /// Reports that the coordinator answered a job request for which a slot was reserved.
     ///
-    /// `at_once` is true if the answer was a job, and the coordinator did not hold the request before it answered.
-    fn request_answered(&self, at_once: bool);
+    /// `is_immediate_job` is true if the answer was a job, and the coordinator sent it without waiting for a job to be created.
+    fn request_answered(&self, is_immediate_job: bool);
 
-    /// Announces a lease of an earlier manager process. The executor keeps it until it is restored.
+    /// Announces a lease of an earlier manager process. The executor keeps the environment of the lease until the lease is restored.
     fn announce_lease(&self, record: &LeaseRecord);
 
     /// Reports that all leases of an earlier manager process that are still in use have been announced.
@@ -56,7 +56,7 @@ pub trait Replaceable: Send + Sync {
     /// Returns the time after which the job is rescheduled or failed if the environment stops responding.
     fn unresponsive_timeout(&self) -> Duration;
 
-    /// Retires an environment that does not respond, for this reason, so that no other job gets it.
+    /// Retires an environment that does not respond, so that no other job gets it. `reason` is shown to operators.
     fn retire(&self, reason: &str);
 }
 

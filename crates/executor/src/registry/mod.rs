@@ -243,12 +243,12 @@ impl Registry {
         runners.iter().map(&mut capacity).collect()
     }
 
-    /// Reports that the coordinator answered a job request of the runner. `at_once` is explained at
+    /// Reports that the coordinator answered a job request of the runner. `is_immediate_job` is explained at
     /// [`Elastic::request_answered`](crate::Elastic::request_answered).
-    pub fn request_answered(&self, runner: &RunnerKey, at_once: bool) {
+    pub fn request_answered(&self, runner: &RunnerKey, is_immediate_job: bool) {
         let of_runner = self.runners.iter().filter(|((key, _), _)| key == runner);
         for executor in of_runner.filter_map(|(_, provided)| provided.executor.elastic()) {
-            executor.request_answered(at_once);
+            executor.request_answered(is_immediate_job);
         }
     }
 

@@ -47,7 +47,7 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     let runners = [runner("a", "shell"), runner("b", "chroot"), runner("c", "chroot"), runner("d", "unknown")];
     registry.configure(&runners, |_| false);
     assert_eq!(runners.each_ref().map(|runner| registry.has(runner)), [true, true, true, false]);
-    let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, one)| one.jobs).collect();
+    let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, capacity)| capacity.jobs).collect();
     assert_eq!(jobs, [7, 3, 3, 0]);
     assert!(registry.capacities(&runners).is_empty(), "nothing has changed");
     registry.configure(&runners, |_| false);
@@ -63,7 +63,7 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
 }
 
-/// Kind whose only executor belongs to all runners. Counts the runners that were removed.
+/// Executor kind that gives the same executor to all runners, and counts the runners that are removed.
 struct OneExecutor(Arc<dyn Executor>, Arc<AtomicU32>);
 
 impl ExecutorKind for OneExecutor {
@@ -91,7 +91,7 @@ async fn runner_keeps_its_executor_under_another_name() {
         .alias("docker-autoscaler", "instance");
     let runners = [runner("a", "docker"), runner("b", "instance"), runner("c", "kubernetes")];
     registry.configure(&runners, |_| false);
-    let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, one)| one.jobs).collect();
+    let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, capacity)| capacity.jobs).collect();
     assert_eq!(jobs, [7, 3, 0]);
     let own = registry.executor(&runners[1], &runners[1].key);
     let renamed = [runner("b", "docker-autoscaler")];

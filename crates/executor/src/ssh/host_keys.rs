@@ -38,7 +38,7 @@ impl HostKeys {
         Ok(Self::Known { keys, path, host, port })
     }
 
-    /// Returns the accepted keys for the name of the machine.
+    /// Returns a store in which the accepted keys are pinned under the name of the machine. For [`Self::Any`], no key is pinned.
     pub(super) fn pinned(&self, machine: &str) -> KnownHosts {
         let hosts = KnownHosts::default();
         if let Self::Known { keys, .. } = self {
@@ -47,7 +47,7 @@ impl HostKeys {
         hosts
     }
 
-    /// Returns the error of a failed connection. If the host key was rejected, the error contains what an operator can do.
+    /// Converts the error of a failed connection. If the host key was rejected, the message explains what an operator can do.
     pub(super) fn explain(&self, error: DialError) -> SshError {
         let Self::Known { path, host, port, .. } = self else { return SshError::Dial { source: error } };
         let (path, entry) = (path.clone(), known_hosts_file::entry(host, *port));

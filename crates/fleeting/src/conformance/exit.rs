@@ -1,4 +1,4 @@
-//! Cases about how a process exits, and about its log.
+//! Conformance cases about how a plugin's process exits, and about its log.
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -68,7 +68,7 @@ async fn check_signals(plan: &Plan) -> Result<Outcome, String> {
     plugin.process().signal(Signal::INT);
     let mut group = plugin.connection.group();
     let update = plugin.call(async move { group.update(GroupEmpty {}).await.map(drop) }).await;
-    // The signal may take longer than the call.
+    // The process may exit on the signal shortly after it has answered the call.
     let exit_on_sigint = plugin.process().wait_exit(std::time::Duration::from_millis(200)).await;
     if exit_on_sigint.is_some() || update.is_err() {
         plugin.kill().await;

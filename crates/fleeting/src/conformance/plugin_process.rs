@@ -16,7 +16,7 @@ use tonic::{Code, Status};
 
 use super::plan::Plan;
 use crate::error_chain::error_chain;
-use crate::host::connection::{Connection, Streams, is_broken};
+use crate::host::connection::{Connection, Streams, is_transport_failure};
 use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
 use crate::host::sockets::SocketDirectory;
@@ -199,7 +199,7 @@ impl PluginUnderTest {
         match outcome {
             Err(_) => Err(CallFailure::Timeout(self.timeout)),
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(status)) if is_broken(&status) => {
+            Ok(Err(status)) if is_transport_failure(&status) => {
                 // The exit status of the process explains the error better, but may take a moment.
                 let exit = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
                 let cause = match exit {

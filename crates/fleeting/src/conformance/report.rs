@@ -1,4 +1,4 @@
-//! The report of a run: as text, as JSON, as JUnit XML.
+//! The report of a run: as a line of text, as JSON, and as JUnit XML.
 
 use std::fmt::Write as _;
 
@@ -84,7 +84,7 @@ impl Report {
     }
 
     /// Returns the report as JUnit XML: one test suite with one test case per case.
-    /// A warning is written as its output.
+    /// The reason of a warning is the output (`system-out`) of its test case.
     #[must_use]
     pub fn junit(&self) -> String {
         let mut xml = format!(

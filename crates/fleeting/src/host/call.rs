@@ -9,7 +9,7 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::Timeouts;
-use super::connection::{Connection, is_broken};
+use super::connection::{Connection, is_transport_failure};
 use super::mask::Mask;
 use super::meter::{CallResult, Meter};
 use crate::error_chain::error_chain;
@@ -296,7 +296,7 @@ impl Caller {
             Ok(Ok(value)) => (CallResult::Ok, Ok(value)),
             Ok(Err(status)) => {
                 let result = match status.code() {
-                    _ if is_broken(&status) => CallResult::Disconnected,
+                    _ if is_transport_failure(&status) => CallResult::Disconnected,
                     Code::Unimplemented => CallResult::Unimplemented,
                     _ => CallResult::Error,
                 };
@@ -311,7 +311,7 @@ impl Caller {
         let plugin = self.plugin.clone();
         match error {
             CallFailure::Timeout(timeout) => CallError::Timeout { plugin, call, timeout },
-            CallFailure::Status(status) if is_broken(&status) => {
+            CallFailure::Status(status) if is_transport_failure(&status) => {
                 CallError::Disconnected { plugin, call, cause: self.mask.hide(error_chain(&status)) }
             }
             CallFailure::Status(status) => {

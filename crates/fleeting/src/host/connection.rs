@@ -39,7 +39,7 @@ pub(crate) struct Streams {
     tasks: Vec<JoinHandle<()>>,
     /// Closed when the plugin has accepted or refused each stream.
     opening: mpsc::Receiver<Infallible>,
-    /// Closes the host's side of the broker's stream when dropped. Without that, the stream would keep the connection open.
+    /// Closes the host's side of the broker's stream when dropped. An open stream would keep the connection open.
     _broker: DropGuard,
 }
 
@@ -83,10 +83,10 @@ impl Connection {
         Ok(Self { channel: channel? })
     }
 
-    /// Opens the streams that go-plugin opens.
+    /// Opens the streams that go-plugin opens: one for the plugin's output, and one for its broker.
     ///
-    /// The plugin's output is read and logged, because the plugin would block otherwise. The broker's stream stays empty. A plugin may lack
-    /// either service.
+    /// The output is read and logged, because the plugin would block otherwise. Nothing is sent on the broker's stream. A plugin that
+    /// lacks one of the two services works without it.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (opened, opening) = mpsc::channel(1);
@@ -149,9 +149,9 @@ async fn hold_broker(channel: Channel, stop: CancellationToken, opened: mpsc::Se
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// Returns whether the transport failed, as opposed to the plugin.
-/// tonic sets the transport's error as the source. A status that the plugin sent has no source, even if it is `Unavailable`,
-/// which then refers to the plugin's provider.
-pub(crate) fn is_broken(status: &Status) -> bool {
+/// Returns whether a call failed because its connection failed, and not because the plugin returned an error.
+/// tonic sets the error of the connection as the source of the status. A status that the plugin sent has no source. If that status is
+/// `Unavailable`, the plugin's provider is unavailable.
+pub(crate) fn is_transport_failure(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }

@@ -86,7 +86,7 @@ impl PluginSpec {
     }
 
     /// Returns the plugin's name for messages.
-    /// It is the last argument, or the executable's file name without `fleeting-plugin-`.
+    /// The name is the last argument. Without arguments, it is the executable's file name without `fleeting-plugin-`.
     #[must_use]
     pub fn name(&self) -> String {
         if let Some(name) = self.arguments.last() {
@@ -98,10 +98,11 @@ impl PluginSpec {
 }
 
 /// Timeouts for plugin calls, and delays between restarts.
-/// The protocol defines none (docs/spec/fleeting.md, section 2.5).
+/// The protocol defines no timeouts (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Time from the start of the process to its handshake, and then time to connect. Defaults to 60 seconds.
+    /// Maximum time for the handshake after the process has started, and again for the connection after the handshake.
+    /// Defaults to 60 seconds.
     pub start: Duration,
     /// Time for `Init`. Defaults to 60 seconds.
     pub init: Duration,
@@ -116,7 +117,8 @@ pub struct Timeouts {
     pub heartbeat: Duration,
     /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
-    /// Time for the response to the request to exit, and then time until SIGKILL. Defaults to 2 seconds.
+    /// Maximum time for the plugin to answer the request to exit, and again for its process to exit before it gets SIGKILL.
+    /// Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
     /// Defaults to 500 milliseconds.

@@ -1,7 +1,7 @@
 //! The directory for sockets that only this user can access.
 //!
-//! It is never inside a directory where other users can create a file of the same name, such as /tmp: a FIFO or a link there
-//! would be opened before its owner could be checked.
+//! Its parent is never a directory in which other users can create files, such as /tmp. Another user could create a FIFO or a link of the
+//! same name there, and it would be opened before its owner could be checked.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;

@@ -6,9 +6,10 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::process::Command;
 
 /// Puts the process into its own group and kills it when the thread that started it ends.
-/// Plugins do not watch their host, so they would outlive a host that was killed (docs/spec/fleeting.md, section 1.9). SIGINT and SIGTERM
-/// get their default actions, because ignored signals are inherited: a plugin of a host that a shell script started in the background would
-/// ignore SIGINT.
+/// Plugins do not watch their host, so they would outlive a host that was killed (docs/spec/fleeting.md, section 1.9).
+///
+/// Also restores the default actions of SIGINT and SIGTERM. A shell script starts its background processes with SIGINT ignored, and a
+/// plugin would inherit that from its host.
 ///
 /// The command must be spawned on a thread that lives as long as the host: a worker of the runtime, not a blocking task.
 pub(super) fn bind_to_this_process(command: &mut Command) {

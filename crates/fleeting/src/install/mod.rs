@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A version is complete or does not exist: it is unpacked next to its final directory and renamed. Its digest is stored durably before
-//! that, so a version that was installed once always has the same content, unless the user accepts a new digest. The directory has GitLab's
-//! layout: plugins that GitLab's tools installed are found, and vice versa.
+//! the rename. If the same version is installed again, it must have the same digest, unless the user accepts a new digest. The directory has
+//! GitLab's layout, so Muster and GitLab's tools find the plugins that the other one has installed.
 
 mod error;
 mod installer;

@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 use tower::service_fn;
 
 use crate::error_chain::error_chain;
-use crate::host::connection::is_broken;
+use crate::host::connection::is_transport_failure;
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_client::NestingClient;
 use muster_remote::Session;
@@ -266,7 +266,7 @@ impl Nesting {
     fn unwrap_status<T>(&self, call: &'static str, answer: Result<T, Status>) -> Result<T, NestingError> {
         answer.map_err(|status| {
             let daemon = self.daemon.clone();
-            if is_broken(&status) {
+            if is_transport_failure(&status) {
                 return NestingError::Unreachable { daemon, cause: error_chain(&status) };
             }
             NestingError::Refused { daemon, call, message: status.message().to_owned() }

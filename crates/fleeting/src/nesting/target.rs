@@ -3,7 +3,9 @@
 /// Address of the daemon, on its machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Daemon {
+    /// Kind of address, with Go's name: `unix` or `tcp`.
     pub(super) network: String,
+    /// Path of a Unix socket, or `HOST:PORT`.
     pub(super) address: String,
 }
 

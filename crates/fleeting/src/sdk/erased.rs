@@ -1,6 +1,6 @@
-//! A plugin behind one type.
+//! One type for every plugin, without the type parameter of its [`Provider`].
 //!
-//! The server and the command line are compiled once, in this crate, and not again for each [`Provider`].
+//! The server and the command line use this type, so that they are compiled only once, in this crate.
 
 use async_trait::async_trait;
 use schemars::{Schema, schema_for};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::config::{self, ConfigError};
 use super::{ConnectInfo, Error, Extension, Init, InstanceId, InstanceState, PartialFailure, Provider, Settings};
 
-/// What a plugin is before it has settings.
+/// Name, version and constructor of a plugin that has not received its settings yet.
 #[derive(Clone, Copy)]
 pub(super) struct Plugin {
     /// [`Provider::NAME`].
@@ -22,7 +22,7 @@ pub(super) struct Plugin {
 }
 
 type Create = fn(Value, Settings) -> Result<Creation, ConfigError>;
-/// Creates the provider.
+/// Future that creates the provider.
 type Creation = futures::future::BoxFuture<'static, Result<(Box<dyn DynProvider>, Init), Error>>;
 
 impl Plugin {
@@ -30,7 +30,7 @@ impl Plugin {
         Self { name: P::NAME, version: P::VERSION, schema: || schema_for!(P::Config), create: create::<P> }
     }
 
-    /// Reads the settings, which have no unknown keys, and returns the future of [`Provider::init`].
+    /// Deserializes `config`, and returns the future of [`Provider::init`]. The caller must have removed unknown keys from `config`.
     ///
     /// # Errors
     /// A value has the wrong type or is missing.

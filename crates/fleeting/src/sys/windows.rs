@@ -1,4 +1,4 @@
-//! Windows: a loopback port, and Ctrl-C.
+//! Code for Windows: listens on a loopback port, handles Ctrl-C, and stands in for the parent process.
 
 use tokio::signal::windows::{CtrlC, ctrl_c};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -15,7 +15,7 @@ pub(crate) async fn listen() -> Result<(TcpListenerStream, Endpoint), PortError>
     loopback::listen_at(loopback::range(min.as_deref(), max.as_deref())?).await
 }
 
-/// Receives Ctrl-C. Other console events end the process, which is the default.
+/// Receives Ctrl-C. Other console events keep their default action: they end the process.
 pub(crate) struct Signals(CtrlC);
 
 impl Signals {
@@ -38,7 +38,7 @@ impl Signals {
 }
 
 /// The parent process.
-/// On Windows, the parent process ID does not change when the parent exits. Only the host's streams show its exit.
+/// On Windows, the parent process ID does not change when the parent exits. Only the closed streams show that the host has exited.
 #[derive(Debug)]
 pub(crate) struct Parent;
 

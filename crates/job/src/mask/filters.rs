@@ -1,6 +1,5 @@
 //! Filters of the masking pipeline. A filter processes a stream in pieces. Its output does not depend on how the stream is
-//! split. The bytes that a filter holds back are at most those of the longest text that it searches for, including escape
-//! sequences inside that text.
+//! split. A filter holds back at most as many bytes as the longest text that it searches for, with the escape sequences in that text.
 
 use std::sync::Arc;
 
@@ -14,11 +13,12 @@ pub(super) trait Filter {
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
     /// Ends the stream, and appends the bytes that were held back.
     fn finish(&mut self, out: &mut Vec<u8>);
-    /// Returns whether the bytes before do not matter, and none are held back. A piece without candidates would then pass unchanged.
+    /// Returns whether the next output does not depend on any earlier byte. No bytes are then held back, and a piece that cannot contain
+    /// the beginning of a match passes unchanged.
     fn is_idle(&self) -> bool;
 }
 
-/// Replaces the secret bytes after a prefix, which is kept. Escape sequences do not end the secret, and are kept.
+/// Replaces a secret that follows a known prefix. The prefix is kept. Escape sequences do not end the secret, and are kept.
 pub(super) struct PrefixFilter {
     needles: Arc<Needles>,
     /// Returns true if a byte can be part of the secret.

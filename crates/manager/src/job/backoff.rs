@@ -1,15 +1,17 @@
-//! Backoff for work that is repeated without progress.
+//! Backoff for repeated attempts that make no progress.
 
 use std::time::Duration;
 
-/// First and longest wait between two attempts to reach an agent or a coordinator that makes no progress.
+/// First and longest wait between two attempts to reach an agent, or to send a trace of which the coordinator acknowledges nothing more.
 pub(super) const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Slows down a repetition that makes no progress.
+/// Slows down repeated attempts that make no progress.
 ///
 /// A coordinator that requests the same part of a trace again and again must not be served at full speed.
 pub(super) struct NoProgressBackoff {
+    /// Largest acknowledged length so far, in bytes.
     reached: u64,
+    /// Next wait.
     wait: Duration,
 }
 

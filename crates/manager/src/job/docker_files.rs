@@ -1,4 +1,4 @@
-//! Files of the manager that the containers of a job depend on: credentials for registries, and seccomp profiles.
+//! Files on the manager's machine that the containers of a job need: credentials for registries, and seccomp profiles.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -43,8 +43,10 @@ pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     files
 }
 
-/// Calls the credential helpers of this machine for the images of a job, because the configuration that names a helper is that of this machine
-/// (docs/spec/job-execution.md, section 7.3). `None` means that the job's agent is also on this machine, and calls the helpers itself.
+/// Calls the credential helpers of this machine for the images of a job. The configuration on this machine names the helpers, so they are
+/// not expected on the agent's machine (docs/spec/job-execution.md, section 7.3).
+///
+/// `None` means that the job's agent also runs on this machine, and calls the helpers itself.
 pub(super) async fn helper_answers(payload: &JobPayload, context: &JobContext) -> Option<HelperAnswers> {
     let questions = helper_questions(payload, context)?;
     let answers = questions.into_iter().map(async |question| {
@@ -73,7 +75,7 @@ async fn read(path: &Path) -> io::Result<String> {
     tokio::fs::read_to_string(path).await
 }
 
-/// Returns the home directory of a user, or that of this process.
+/// Returns the home directory of a user. Without a user, returns `HOME` of this process.
 async fn home(user: Option<&str>) -> Option<PathBuf> {
     let Some(user) = user else { return std::env::var_os("HOME").map(PathBuf::from) };
     let passwd = tokio::fs::read_to_string("/etc/passwd").await.unwrap_or_default();
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn home_directory_is_that_of_the_user() {
+    fn home_directory_comes_from_the_passwd_entry_of_the_user() {
         let passwd = "root:x:0:0:root:/root:/bin/bash\nci:x:1000:1000::/srv/ci:/bin/sh\n";
         assert_eq!(home_in(passwd, "ci"), Some("/srv/ci".into()));
         assert_eq!(home_in(passwd, "c"), None);

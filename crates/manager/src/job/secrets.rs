@@ -9,7 +9,7 @@ use muster_secret_store::{VaultError, VaultOptions, VaultSession};
 use crate::lower::secrets::{SecretRequests, requests};
 use crate::lower::{JobContext, LowerError, job_timeout};
 
-/// Returns the variables of the job's secrets. May be dropped at any time: reading a secret changes nothing.
+/// Returns the variables of the job's secrets. Cancel-safe, because reading a secret changes nothing.
 ///
 /// # Errors
 /// [`LowerError`] if a secret cannot be fetched. The job must not start without it.
@@ -26,7 +26,8 @@ pub(super) async fn fetch(payload: &JobPayload, job: &JobContext) -> Result<Vec<
     })
 }
 
-/// Fetches the secrets, with the number of attempts that the job allows. An error that the server would repeat is not retried.
+/// Fetches the secrets, with the number of attempts that the job allows. Errors that a later attempt would repeat, such as an invalid
+/// configuration, are not retried.
 async fn fetch_with_retries(requests: &SecretRequests) -> Result<Vec<Variable>, LowerError> {
     let (mut wait_ms, max_wait_ms) = requests.retry_wait_ms;
     let mut attempt = 1;

@@ -26,10 +26,10 @@ impl Paths {
         let builds_dir = directories.builds.display().to_string();
         let cache_dir = directories.cache.display();
         let slug = slug(payload);
-        let is_common = runner.on_instances.use_common_build_dir && context.is_exclusive();
+        let uses_common_dir = runner.on_instances.use_common_build_dir && context.is_exclusive();
         let mut project_dir = match clone_path(payload, context, &builds_dir)? {
             Some(path) => path,
-            None if directories.shared && !is_common => {
+            None if directories.shared && !uses_common_dir => {
                 // On an instance, the directory is named after the slot there, so that the instance has at most one directory per slot.
                 let slot = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
                 let token = short_token(runner.token.expose());
@@ -95,7 +95,7 @@ pub(super) fn clean(path: &str) -> Option<String> {
     Some(format!("/{}", segments.join("/")))
 }
 
-/// Returns the raw value of the payload's variable.
+/// Returns the unexpanded value of a variable of the payload. The last variable with this name counts.
 fn last_value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
     last_of(&payload.variables, name)
 }

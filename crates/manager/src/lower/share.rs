@@ -20,7 +20,7 @@ const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"]
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
 /// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
-/// Number of hexadecimal digits of the runner's key in the name of a context: two runners may share a machine.
+/// Number of hexadecimal digits of the hash of the runner's key in the name of a context. The digits keep runners that share a machine apart.
 const RUNNER_DIGITS: usize = 12;
 
 fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
@@ -48,7 +48,7 @@ fn request_without_resume(payload: &JobPayload, runner: &RunnerSettings) -> Envi
         protected: protection::of_ref(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| EnvironmentRequest::parse_cpu(text)),
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| EnvironmentRequest::parse_memory(text)),
-        // A job of an unknown protection level must not share a context with any other job. Containers have none.
+        // A job of an unknown protection level must not share a context with any other job. Jobs in containers have no contexts.
         sticky: !runner.uses_containers()
             && protection::of_ref(payload).is_some()
             && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),

@@ -1,4 +1,4 @@
-//! Rejects payloads that request unsupported features. The error names them.
+//! Rejects payloads that request unsupported features, with an error that names the features.
 //!
 //! If such a request were ignored, the job could do something other than its author intended.
 
@@ -14,12 +14,12 @@ pub(super) fn check(payload: &JobPayload) -> Result<(), LowerError> {
     for (image, section) in
         payload.image.iter().map(|image| (image, "image")).chain(payload.services.iter().map(|s| (s, "services")))
     {
-        executor_options(image, section)?;
+        check_executor_options(image, section)?;
     }
     Ok(())
 }
 
-fn executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
+fn check_executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
     for (executor, options) in &image.executor_opts {
         let known = EXECUTOR_OPTIONS.iter().find(|(name, _)| name == executor).map_or(&[][..], |(_, known)| *known);
         let unknown: Vec<&str> = options.keys().map(String::as_str).filter(|key| !known.contains(key)).collect();

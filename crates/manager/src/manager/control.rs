@@ -33,9 +33,9 @@ pub enum ControlCommand {
 pub struct ManagerStats {
     /// Value of `concurrent`.
     pub concurrent: usize,
-    /// Jobs in progress, including those of runners that were removed from the configuration.
+    /// Number of jobs in progress, including jobs of runners that were removed from the configuration.
     pub jobs: usize,
-    /// Jobs among them that wait because `concurrent` or `limit` is reached.
+    /// Number of the jobs in `jobs` that wait because `concurrent` or `limit` is reached.
     pub waiting: usize,
     /// Statistics of the runners, in the order of the configuration.
     pub runners: Vec<RunnerStats>,
@@ -55,7 +55,7 @@ impl Control {
 
     /// Returns the current statistics. `None` if the manager has ended, or does not answer because it is deleting its instances.
     pub async fn stats(&self) -> Option<ManagerStats> {
-        // Half of the queue is reserved for commands: requests for statistics that are not answered must not block them.
+        // Half of the queue is reserved for other commands, so that unanswered requests for statistics do not block them.
         if self.0.capacity() <= MAX_COMMANDS / 2 {
             return None;
         }

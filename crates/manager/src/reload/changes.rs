@@ -16,13 +16,18 @@ pub(super) struct Changes {
 /// Returns the differences between `old` and `new`.
 pub(super) fn between(old: &Config, new: &Config) -> Changes {
     let mut changes = Changes::default();
-    changes.table("", "", &old.tree, &new.tree);
+    changes.compare_tables("", "", &old.tree, &new.tree);
     let mut remaining: Vec<&Runner> = old.runners.iter().collect();
     for runner in &new.runners {
         match remaining.iter().position(|known| is_same(known, runner)) {
             Some(known) => {
                 let known = remaining.remove(known);
-                changes.table("runners", &format!("runner {}: ", display_name(runner)), &known.table, &runner.table);
+                changes.compare_tables(
+                    "runners",
+                    &format!("runner {}: ", display_name(runner)),
+                    &known.table,
+                    &runner.table,
+                );
                 if known.token != runner.token && known.table == runner.table {
                     changes.descriptions.push(format!("runner {}: token changed", display_name(runner)));
                 }
@@ -36,8 +41,8 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
     changes
 }
 
-/// Returns whether both are the same runner, by the rule that [`muster_config::settings::RunnerKey`] and
-/// [`muster_config::settings::Settings::carry_over`] also follow.
+/// Returns whether two entries describe the same runner. [`muster_config::settings::RunnerKey`] and
+/// [`muster_config::settings::Settings::carry_over`] follow the same rule.
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id
@@ -52,7 +57,7 @@ fn display_name(runner: &Runner) -> String {
 
 impl Changes {
     /// Compares two tables. `prefix` precedes each phrase.
-    fn table(&mut self, path: &str, prefix: &str, old: &Table, new: &Table) {
+    fn compare_tables(&mut self, path: &str, prefix: &str, old: &Table, new: &Table) {
         let added = new.entries().filter(|(name, _)| old.entries().all(|(known, _)| known != *name));
         let names: Vec<&str> = old.entries().chain(added).map(|(name, _)| name).collect();
         for name in names {
@@ -60,11 +65,11 @@ impl Changes {
                 continue;
             }
             let node = |table: &Table| table.entries().find(|(known, _)| *known == name).map(|(_, node)| node.clone());
-            self.entry(path, prefix, name, node(old).as_ref(), node(new).as_ref());
+            self.compare_entries(path, prefix, name, node(old).as_ref(), node(new).as_ref());
         }
     }
 
-    fn entry(&mut self, path: &str, prefix: &str, name: &str, old: Option<&Node>, new: Option<&Node>) {
+    fn compare_entries(&mut self, path: &str, prefix: &str, name: &str, old: Option<&Node>, new: Option<&Node>) {
         let (old, new) = (old.map(|node| &node.value), new.map(|node| &node.value));
         if old == new {
             return;
@@ -78,14 +83,14 @@ impl Changes {
                 Some(_) => None,
             };
             if let (Some(old), Some(new)) = (inner(old), inner(new)) {
-                return self.table(&table.path, &format!("{prefix}{name}."), &old, &new);
+                return self.compare_tables(&table.path, &format!("{prefix}{name}."), &old, &new);
             }
             return self.add(format!("{prefix}{name}"), " changed".to_owned(), table.reload);
         }
         let Some(Entry::Key(key)) = entry else {
             return self.add(format!("{prefix}{name}"), " changed".to_owned(), Reload::Jobs);
         };
-        let values = match (value(key, old), value(key, new)) {
+        let values = match (shown_value(key, old), shown_value(key, new)) {
             (Some(old), Some(new)) => format!(": {old} -> {new}"),
             _ => " changed".to_owned(),
         };
@@ -100,8 +105,8 @@ impl Changes {
     }
 }
 
-/// Returns the text of a value to show to operators. Returns `None` if the value is long, structured or secret.
-fn value(key: &Key, value: Option<&Value>) -> Option<String> {
+/// Returns a value as text for operators. Returns `None` if the value is long, structured or secret.
+fn shown_value(key: &Key, value: Option<&Value>) -> Option<String> {
     const MAX_SHOWN_CHARS: usize = 60;
     if key.secret {
         return None;

@@ -1,9 +1,11 @@
 //! Live reload of `config.toml`: detects that the file's content changed, reads it, and describes the differences.
 //!
-//! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. Only a change of its content counts. A file that was replaced by
-//! one with an older modification time is therefore noticed (`mv`, a ConfigMap's symbolic link, a restored backup; C034), and a file
-//! that was only touched is not. An invalid file changes nothing and is reported once. A missing file changes nothing either, not even
-//! on SIGHUP, when gitlab-runner would drop all runners.
+//! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. Only a change of its content counts. A file that was only
+//! touched is therefore ignored. A file that was replaced by a file with an older modification time is noticed, unlike in gitlab-runner:
+//! `mv`, a ConfigMap's symbolic link and a restored backup do that (C034).
+//!
+//! An invalid file changes nothing and is reported once. A missing file changes nothing either, not even on SIGHUP. gitlab-runner would
+//! then drop all runners.
 
 mod changes;
 mod stamp;
@@ -23,6 +25,7 @@ use stamp::{Digest, Stamp};
 pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Time after which a file that is being written is checked again, until it is stable.
 const STABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of checks after which a file that still changes is read anyway.
 const MAX_STABLE_POLLS: u32 = 20;
 
 /// Result of a check.
@@ -48,7 +51,7 @@ pub enum Reload {
 
 impl Reload {
     /// Adds a problem, if there is one.
-    fn with(mut self, problem: Option<Problem>) -> Self {
+    fn with_problem(mut self, problem: Option<Problem>) -> Self {
         if let Self::Applied { problems, .. } | Self::Invalid { problems } = &mut self {
             problems.extend(problem);
         }
@@ -88,7 +91,8 @@ impl ConfigWatch {
         self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()
     }
 
-    /// Waits until the content of the file changes. Cancel-safe: a change that was not returned is returned by the next call.
+    /// Waits until the content of the file changes, or one of its step policies. Cancel-safe: a change that was not returned is returned by
+    /// the next call.
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -106,11 +110,11 @@ impl ConfigWatch {
                 return Reload::Missing;
             };
             let digest = stamp::digest(&self.path);
-            let same = digest == self.digest;
+            let is_unchanged = digest == self.digest;
             let old = self.stamp.replace(stamp);
-            if !same {
-                let newer = old.is_none_or(|old| stamp.is_newer_than(old));
-                return self.read(digest).with(change_without_time(true, newer));
+            if !is_unchanged {
+                let is_newer = old.is_none_or(|old| stamp.is_newer_than(old));
+                return self.read(digest).with_problem(change_without_time(true, is_newer));
             }
         }
     }
@@ -143,7 +147,7 @@ impl ConfigWatch {
         HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
-    /// Reads the file. `digest` must be computed before, so that a later check notices a change in between.
+    /// Reads the file. The caller must have computed `digest` before, so that a later check notices a change in between.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;

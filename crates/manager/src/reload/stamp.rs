@@ -1,4 +1,4 @@
-//! Detects cheaply whether a file may have changed, and then whether its content has.
+//! Detects cheaply whether a file may have changed, and then whether its content has changed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -40,7 +40,8 @@ impl Stamp {
     }
 }
 
-/// Returns the digest of the content. `None` if it cannot be read: that counts as a change, and reading the file reports the error.
+/// Returns the digest of the content. `None` if the content cannot be read. `None` differs from every digest, so a file that becomes
+/// unreadable counts as changed, and reading it then reports the error.
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
     // A file that is too large is rejected by its reader because of its size, not its content.

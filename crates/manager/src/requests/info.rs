@@ -4,6 +4,7 @@ use muster_runner_api::wire::VersionInfo;
 
 use muster_config::settings::RunnerSettings;
 
+/// Features of all executors, with GitLab's names.
 const FEATURES: &[&str] = &[
     "variables",
     "artifacts",

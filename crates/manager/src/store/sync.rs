@@ -1,4 +1,4 @@
-//! Syncs `state.log` to disk within a second after a write, and compacts it. Idle while nothing is written.
+//! Syncs `state.log` to disk within a second after a write, and compacts it. No task runs while nothing is written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,8 +61,8 @@ pub(super) async fn sync_or_compact(index: &Mutex<StateIndex>) -> Result<(), Sto
             flatten(spawn_blocking(move || file.sync_data()).await)
         }
         Some(compactor) => {
-            let first = encode(&Record::Version(VERSION))?;
-            let copied = flatten(spawn_blocking(move || compactor.copy(&first)).await)?;
+            let version_line = encode(&Record::Version(VERSION))?;
+            let copied = flatten(spawn_blocking(move || compactor.copy(&version_line)).await)?;
             index.lock().replace_with(copied)
         }
     }

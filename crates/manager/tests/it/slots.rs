@@ -46,14 +46,14 @@ async fn job_keeps_slot_while_state_cannot_be_stored() {
     push(&harness, 1);
     let manager = harness.manager_with_settings(harness.settings(|_| {})).await;
     harness.wait_for_slots(1).await;
-    // The second job is stored, but not accepted yet.
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
     push(&harness, 2);
+    // After two failed updates, the second job is stored, but the manager has not accepted it at the coordinator yet.
     harness.coordinator.faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     harness.agent.restart();
     wait_started(&harness, 1).await;
-    // The answer is in transit, but the new state cannot be stored.
+    // The agent accepts the first job, but the new state of the job cannot be stored.
     for _ in 0..100 {
         manager.control.stats().await.unwrap();
         tokio::task::yield_now().await;

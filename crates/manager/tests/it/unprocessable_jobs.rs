@@ -46,7 +46,8 @@ async fn manager_messages_mask_secrets() {
     assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the reported size is that of the masked trace");
 }
 
-/// Returns a manager with two requests at the coordinator and a full disk, and the former limit of its state file.
+/// Returns a manager that waits with two requests at the coordinator and can no longer write its state file. Also returns the former
+/// limit of that file.
 async fn manager_with_full_disk(harness: &Harness) -> (Running, u64) {
     let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;
@@ -64,7 +65,7 @@ async fn job_is_held_until_it_can_be_stored() {
     let (manager, limit) = manager_with_full_disk(&harness).await;
     harness.push(&json!({}));
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
-    // Longer than the first attempt takes.
+    // The timeout is longer than the first attempt to store the job takes.
     let started = harness.agent.wait_for(|spool| !spool.started.is_empty());
     assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
     assert_eq!(harness.coordinator.requests(), 2, "no more jobs are requested meanwhile");

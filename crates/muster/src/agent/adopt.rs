@@ -39,27 +39,27 @@ pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
     // The socket belongs to the user of the container.
     let owner = match lstat(SOCKET) {
         Ok(found) => (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid)),
-        Err(error) => return failed(Path::new(SOCKET), error),
+        Err(error) => return report_failure(Path::new(SOCKET), error),
     };
     let shared = args.shared.iter().map(|directory| (directory, share(directory)));
     let volumes = args.volume.iter().map(|directory| (directory, share_new(directory)));
     let owned = args.own.iter().map(|directory| (directory, own(directory, owner)));
-    for (directory, done) in shared.chain(volumes).chain(owned) {
-        if let Err(error) = done {
-            return failed(directory, error);
+    for (directory, result) in shared.chain(volumes).chain(owned) {
+        if let Err(error) = result {
+            return report_failure(directory, error);
         }
     }
     ExitCode::SUCCESS
 }
 
-fn failed(path: &Path, error: Errno) -> ExitCode {
+fn report_failure(path: &Path, error: Errno) -> ExitCode {
     // The agent that started this command shows the line in the log of the job.
     let _ = writeln!(std::io::stderr(), "{}: {error}", path.display());
     ExitCode::FAILURE
 }
 
 /// Opens a directory, and creates it if it does not exist.
-fn open(path: &Path) -> Result<OwnedFd> {
+fn open_or_create(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut directory = rustix::fs::open("/", flags, Mode::empty())?;
     for component in path.components() {
@@ -74,7 +74,7 @@ fn open(path: &Path) -> Result<OwnedFd> {
 }
 
 fn share(path: &Path) -> Result<()> {
-    let directory = open(path)?;
+    let directory = open_or_create(path)?;
     let mode = Mode::from_raw_mode(fstat(&directory)?.st_mode);
     if mode.contains(SHARED) { Ok(()) } else { fchmod(&directory, mode | SHARED) }
 }
@@ -83,7 +83,7 @@ fn share(path: &Path) -> Result<()> {
 ///
 /// Any other owner or mode was set on purpose: programs such as databases refuse directories that all users can write to.
 fn share_new(path: &Path) -> Result<()> {
-    let directory = open(path)?;
+    let directory = open_or_create(path)?;
     let found = fstat(&directory)?;
     let is_new = found.st_uid == 0 && Mode::from_raw_mode(found.st_mode) == Mode::from_raw_mode(0o755);
     if is_new { fchmod(&directory, SHARED) } else { Ok(()) }
@@ -91,7 +91,7 @@ fn share_new(path: &Path) -> Result<()> {
 
 /// Gives a directory and its content to the owner. The directory itself changes last, so that the next job repeats an interrupted change.
 fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
-    let directory = open(path)?;
+    let directory = open_or_create(path)?;
     if fstat(&directory)?.st_uid == owner.0.as_raw() {
         return Ok(());
     }

@@ -74,12 +74,12 @@ const SECRETS: &[Field] = &[
     field("project", Shape::Text),
 ];
 
-/// Returns all problems of a file that is valid TOML, one string per problem, in the order of the file. Invalid TOML has none here: the
-/// parser reports it.
+/// Returns all problems of a file that is valid TOML, one string per problem, in the order of the file. Returns no
+/// problem for invalid TOML, which the parser reports.
 pub(super) fn problems(text: &str) -> Vec<String> {
     let Ok(document) = Document::parse(text) else { return Vec::new() };
     let mut check = Check { text, found: Vec::new() };
-    check.table(document.as_table(), "", ROOT, 1);
+    check.check_table(document.as_table(), "", ROOT, 1);
     check.found.sort_by_key(|(line, _)| *line);
     check.found.into_iter().map(|(line, message)| format!("line {line}: {message}")).collect()
 }
@@ -93,16 +93,16 @@ struct Check<'a> {
 
 impl Check<'_> {
     /// Returns the line of a position. Without a position, as for an implicit table, returns the line of its parent.
-    fn line(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
+    fn line_of(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
         let before = span.and_then(|span| self.text.get(..span.start));
         before.map_or(parent, |before| 1 + before.matches('\n').count())
     }
 
-    fn table(&mut self, table: &dyn TableLike, path: &str, fields: &'static [Field], line: usize) {
+    fn check_table(&mut self, table: &dyn TableLike, path: &str, fields: &'static [Field], line: usize) {
         for (name, item) in table.iter() {
-            let key_line = self.line(table.key(name).and_then(toml_edit::Key::span), line);
+            let key_line = self.line_of(table.key(name).and_then(toml_edit::Key::span), line);
             match fields.iter().find(|field| field.name == name) {
-                Some(field) => self.value(item, &format!("{path}{name}"), field, key_line),
+                Some(field) => self.check_value(item, &format!("{path}{name}"), field, key_line),
                 None => {
                     let known: Vec<&str> = fields.iter().map(|field| field.name).collect();
                     let help = did_you_mean(name, known.iter().copied());
@@ -120,8 +120,8 @@ impl Check<'_> {
         }
     }
 
-    fn value(&mut self, item: &Item, path: &str, field: &Field, line: usize) {
-        let line = self.line(item.span(), line).max(line);
+    fn check_value(&mut self, item: &Item, path: &str, field: &Field, line: usize) {
+        let line = self.line_of(item.span(), line).max(line);
         let value = item.as_value();
         let is_valid = match field.shape {
             Shape::Text => value.is_some_and(Value::is_str),
@@ -137,8 +137,8 @@ impl Check<'_> {
             Shape::StringTable => match item.as_table_like() {
                 Some(table) => {
                     for (name, item) in table.iter() {
-                        let key_line = self.line(table.key(name).and_then(toml_edit::Key::span), line);
-                        self.value(item, &format!("{path}.{name:?}"), &field_of_text(), key_line);
+                        let key_line = self.line_of(table.key(name).and_then(toml_edit::Key::span), line);
+                        self.check_value(item, &format!("{path}.{name:?}"), &text_field(), key_line);
                     }
                     true
                 }
@@ -146,12 +146,12 @@ impl Check<'_> {
             },
             Shape::Table(fields) => match item.as_table_like() {
                 Some(table) => {
-                    self.table(table, &format!("{path}."), fields, line);
+                    self.check_table(table, &format!("{path}."), fields, line);
                     true
                 }
                 None => false,
             },
-            Shape::Tables(fields) => self.tables(item, path, fields, line),
+            Shape::Tables(fields) => self.check_tables(item, path, fields, line),
         };
         if !is_valid {
             let found = match value {
@@ -163,8 +163,8 @@ impl Check<'_> {
         }
     }
 
-    /// Checks an array of tables. Returns false if the item is not one.
-    fn tables(&mut self, item: &Item, path: &str, fields: &'static [Field], line: usize) -> bool {
+    /// Checks an array of tables. Returns false if the item is not an array of tables.
+    fn check_tables(&mut self, item: &Item, path: &str, fields: &'static [Field], line: usize) -> bool {
         let tables: Vec<(Option<std::ops::Range<usize>>, &dyn TableLike)> = match item {
             Item::ArrayOfTables(tables) => tables.iter().map(|table| (table.span(), table as &dyn TableLike)).collect(),
             Item::Value(Value::Array(list)) if list.iter().all(Value::is_inline_table) => list
@@ -175,14 +175,14 @@ impl Check<'_> {
             _ => return false,
         };
         for (index, (span, table)) in tables.into_iter().enumerate() {
-            let line = self.line(span, line);
-            self.table(table, &format!("{path}[{index}]."), fields, line);
+            let line = self.line_of(span, line);
+            self.check_table(table, &format!("{path}[{index}]."), fields, line);
         }
         true
     }
 }
 
-const fn field_of_text() -> Field {
+const fn text_field() -> Field {
     field("", Shape::Text)
 }
 

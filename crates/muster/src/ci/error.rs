@@ -110,14 +110,14 @@ pub(crate) enum CiError {
         /// Problems, each with its line.
         problems: Vec<String>,
     },
-    /// The arguments are invalid. The text describes what to change.
+    /// Any other problem, mostly of the arguments. The text describes the problem and what to change.
     #[error("{0}")]
     Usage(String),
     /// A named job would wait for manual jobs that are not named.
     #[error(
             "job `{}` waits for the manual {} `{}`, which {} only if named; use `muster ci run {} --needs` to run all of them",
         named.join("`, `"), if manual.len() == 1 { "job" } else { "jobs" }, manual.join("`, `"),
-        if manual.len() == 1 { "runs" } else { "run" }, in_shell(manual.iter().chain(named))
+        if manual.len() == 1 { "runs" } else { "run" }, shell_words(manual.iter().chain(named))
     )]
     NeedsManual {
         /// Jobs on the command line.
@@ -164,7 +164,7 @@ impl CiError {
 }
 
 /// Joins names as words of a shell's command line, and quotes them as needed.
-fn in_shell<'a>(names: impl Iterator<Item = &'a String>) -> String {
+fn shell_words<'a>(names: impl Iterator<Item = &'a String>) -> String {
     let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:".contains(c));
     let word = |name: &String| if is_plain(name) { name.clone() } else { format!("'{}'", name.replace('\'', "'\\''")) };
     names.map(word).collect::<Vec<_>>().join(" ")

@@ -9,7 +9,7 @@ use muster_source::Snapshot;
 use super::context::{EventFacts, Facts};
 use super::git_facts::ProjectIdentity;
 
-/// Version of GitLab whose behavior Muster follows: `CI_SERVER_VERSION`.
+/// Version of GitLab whose behavior Muster follows, as major, minor and patch version. Jobs see it in `CI_SERVER_VERSION`.
 const GITLAB_VERSION: (&str, &str, &str) = ("18", "9", "0");
 /// Maximum length of `CI_MERGE_REQUEST_DESCRIPTION` in characters.
 const MAX_DESCRIPTION_CHARS: usize = 2700;
@@ -37,15 +37,15 @@ pub(super) fn predefined(facts: &Facts<'_>) -> Vec<Variable> {
     let mut list = List::default();
     list.set("CI", "true");
     list.set("GITLAB_CI", "true");
-    server(&mut list, facts);
-    project(&mut list, facts);
-    commit(&mut list, facts);
-    event(&mut list, facts);
-    user(&mut list, facts.identity);
+    add_server(&mut list, facts);
+    add_project(&mut list, facts);
+    add_commit(&mut list, facts);
+    add_event(&mut list, facts);
+    add_user(&mut list, facts.identity);
     list.0
 }
 
-fn server(list: &mut List, facts: &Facts<'_>) {
+fn add_server(list: &mut List, facts: &Facts<'_>) {
     let url = facts.identity.server_or(facts.server_url);
     let (protocol, fqdn) = url.split_once("://").unwrap_or(("http", url));
     let (host, port) = fqdn.rsplit_once(':').unwrap_or((fqdn, if protocol == "https" { "443" } else { "80" }));
@@ -71,7 +71,7 @@ fn server(list: &mut List, facts: &Facts<'_>) {
     list.set("GITLAB_FEATURES", "");
 }
 
-fn project(list: &mut List, facts: &Facts<'_>) {
+fn add_project(list: &mut List, facts: &Facts<'_>) {
     let identity = facts.identity;
     let namespace = identity.namespace();
     list.set("CI_PROJECT_ID", facts.project_id.to_string());
@@ -94,9 +94,10 @@ fn project(list: &mut List, facts: &Facts<'_>) {
     list.set("CI_DEFAULT_BRANCH_SLUG", slug(&identity.default_branch));
 }
 
-fn commit(list: &mut List, facts: &Facts<'_>) {
+fn add_commit(list: &mut List, facts: &Facts<'_>) {
     let Snapshot { head, .. } = facts.snapshot;
     let (title, rest) = head.message.split_once('\n').unwrap_or((&head.message, ""));
+    // As on GitLab, the description repeats a title of 100 or more characters.
     let description = if title.chars().count() < 100 { rest.trim_start_matches('\n') } else { &head.message };
     let message = truncated(&head.message, MAX_MESSAGE_BYTES);
     list.set("CI_COMMIT_SHA", &head.sha);
@@ -113,7 +114,7 @@ fn commit(list: &mut List, facts: &Facts<'_>) {
     list.set("CI_COMMIT_TIMESTAMP", &head.committed_at);
 }
 
-fn event(list: &mut List, facts: &Facts<'_>) {
+fn add_event(list: &mut List, facts: &Facts<'_>) {
     let EventFacts { ref_name, tag, merge_request, source, .. } = facts.event;
     list.set("CI_PIPELINE_SOURCE", source.as_str());
     list.set("CI_PIPELINE_IID", facts.iid.to_string());
@@ -123,7 +124,7 @@ fn event(list: &mut List, facts: &Facts<'_>) {
             list.set("CI_COMMIT_TAG", tag);
             list.set_some("CI_COMMIT_TAG_MESSAGE", facts.snapshot.tag_message(tag));
         }
-        (None, Some(_)) => merge_request_variables(list, facts),
+        (None, Some(_)) => add_merge_request(list, facts),
         (None, None) => list.set("CI_COMMIT_BRANCH", ref_name),
     }
     use muster_pipeline::context::PipelineSource as S;
@@ -134,7 +135,7 @@ fn event(list: &mut List, facts: &Facts<'_>) {
     }
 }
 
-fn merge_request_variables(list: &mut List, facts: &Facts<'_>) {
+fn add_merge_request(list: &mut List, facts: &Facts<'_>) {
     let Some(request) = &facts.event.merge_request else { return };
     let (identity, source) = (facts.identity, &facts.event.ref_name);
     let url = format!("{}/{}", identity.server_or(facts.server_url), identity.path);
@@ -169,7 +170,7 @@ fn merge_request_variables(list: &mut List, facts: &Facts<'_>) {
     list.set("CI_MERGE_REQUEST_APPROVED", "false");
 }
 
-fn user(list: &mut List, identity: &ProjectIdentity) {
+fn add_user(list: &mut List, identity: &ProjectIdentity) {
     let login = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).ok().filter(|name| !name.is_empty());
     list.set("GITLAB_USER_ID", user_id());
     list.set_some("GITLAB_USER_LOGIN", login.clone());
@@ -187,8 +188,8 @@ fn user_id() -> String {
     "1".to_owned()
 }
 
-/// Returns the longest prefix of `text` with at most `bytes` bytes.
-fn truncated(text: &str, bytes: usize) -> &str {
-    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+/// Returns the longest prefix of `text` with at most `max_bytes` bytes.
+fn truncated(text: &str, max_bytes: usize) -> &str {
+    let end = (0..=max_bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     end.and_then(|end| text.get(..end)).unwrap_or(text)
 }

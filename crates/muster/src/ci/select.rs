@@ -27,16 +27,16 @@ pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Ve
         };
     }
     names.extend(args.manual.iter().cloned());
-    let needs = args.needs || args.only_needs;
-    let (mut selected, play) = select_named(&pipeline, &names, needs)?;
+    let with_needs = args.needs || args.only_needs;
+    let (mut selected, started_by_user) = select_named(&pipeline, &names, with_needs)?;
     if args.only_needs {
         let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
         let is_needed = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
         let needed: Vec<String> = selected.jobs.iter().filter(is_needed).map(|job| job.name.clone()).collect();
         selected = schedule::select(&selected, &needed, false)
-            .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(&selected, &name)))?;
+            .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown_job(&selected, &name)))?;
     }
-    Ok((selected, play))
+    Ok((selected, started_by_user))
 }
 
 /// Returns the jobs of a stage, except manual ones, which run only if named.
@@ -56,7 +56,7 @@ fn jobs_of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiErro
 fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> {
     let matching: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.name == name || job.group_name == name).collect();
     match matching.as_slice() {
-        [] => Err(CiError::Usage(unknown(pipeline, name))),
+        [] => Err(CiError::Usage(unknown_job(pipeline, name))),
         jobs if jobs.iter().all(|job| matches!(job.when, When::Manual | When::Delayed)) => {
             Ok(jobs.iter().map(|job| job.name.clone()).collect())
         }
@@ -64,30 +64,30 @@ fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> 
     }
 }
 
-/// Reduces the pipeline to the named jobs and, with `needs`, the jobs that they need. Also returns the names of the manual and delayed
+/// Reduces the pipeline to the named jobs and, if `with_needs` is set, the jobs that they need. Also returns the names of the manual and delayed
 /// jobs to start immediately.
-fn select_named(pipeline: &Pipeline, names: &[String], needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
-    let mut selected = schedule::select(pipeline, names, needs)
-        .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(pipeline, &name)))?;
+fn select_named(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
+    let mut selected = schedule::select(pipeline, names, with_needs)
+        .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown_job(pipeline, &name)))?;
     let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
     for job in selected.jobs.iter_mut().filter(|job| is_named(job)) {
         // Without earlier jobs, no failure can trigger this job.
-        if !needs && job.when == When::OnFailure {
+        if !with_needs && job.when == When::OnFailure {
             job.when = When::Always;
         }
     }
-    if needs {
+    if with_needs {
         check_manual_needs(&selected, names)?;
     }
     let is_started_by_user = |job: &&Job| matches!(job.when, When::Manual | When::Delayed);
-    let play = selected
+    let started_by_user = selected
         .jobs
         .iter()
         .filter(|job| is_named(job))
         .filter(is_started_by_user)
         .map(|job| job.name.clone())
         .collect();
-    Ok((selected, play))
+    Ok((selected, started_by_user))
 }
 
 /// Rejects a selection in which a named job would wait forever for a manual job that is not named (case C234).
@@ -128,7 +128,7 @@ fn waits_for(job: &Job, other: &Job) -> bool {
     }
 }
 
-fn unknown(pipeline: &Pipeline, name: &str) -> String {
+fn unknown_job(pipeline: &Pipeline, name: &str) -> String {
     if pipeline.excluded.iter().any(|job| job.name == name) {
         return format!(
             "rules exclude the job `{name}` from this pipeline; run `muster ci explain '{name}'` for details"

@@ -40,7 +40,7 @@ pub(crate) fn out_while_read(text: &str) -> ControlFlow<()> {
     write_all(&mut anstream::stdout().lock(), text.as_bytes())
 }
 
-/// Prints bytes to standard output unchanged. Otherwise same as [`out_while_read`].
+/// Prints bytes to standard output, including colors that [`out_while_read`] would remove. Returns `Break` if the reader has closed it.
 pub(crate) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
     write_all(&mut std::io::stdout().lock(), bytes)
 }
@@ -149,7 +149,7 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Truncates the text to `columns` characters. The last one is an ellipsis if the text was longer.
+/// Truncates the text to `columns` characters. If the text was longer, the last character is an ellipsis.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();

@@ -238,10 +238,10 @@ impl Demo {
                 () = interrupts.next() => return Ok(()),
                 () = quit(&mut keys) => return Ok(()),
             }
-            if next.is_none() && self.jobs.are_finished() {
+            if next.is_none() && self.jobs.all_finished() {
                 // The events so far may be the first half of a batch, so check the complete state.
                 self.resync(stack).await?;
-                if self.jobs.are_finished() {
+                if self.jobs.all_finished() {
                     self.complete = true;
                     return Ok(());
                 }

@@ -77,7 +77,7 @@ impl JobTracker {
     }
 
     /// Returns whether all known jobs have finished.
-    pub(super) fn are_finished(&self) -> bool {
+    pub(super) fn all_finished(&self) -> bool {
         self.0.values().all(|tracked| tracked.status.is_complete())
     }
 
@@ -96,10 +96,15 @@ impl JobTracker {
 /// Number and cost of instances, from repeated samples.
 #[derive(Debug, Default)]
 pub(super) struct CostMeter {
+    /// Time of the last sample. `None` before the first sample.
     sampled_at: Option<Instant>,
+    /// Number of instances in the last sample.
     pub(super) current: usize,
+    /// Largest number of instances in a sample.
     pub(super) max: usize,
+    /// Names of all instances so far.
     names: std::collections::BTreeSet<String>,
+    /// Sum of the times for which the instances existed.
     instance_time: Duration,
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct OperateArgs {
     #[arg(long, value_name = "NAME")]
     runner: Option<String>,
     /// Reason, shown in `muster fleet status` and `explain`.
-    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: Option<String>,
     #[command(flatten)]
     config: ConfigArg,
@@ -87,7 +87,7 @@ struct ReasonError {
 }
 
 /// Parses the value of `--reason`.
-fn reason(text: &str) -> Result<String, ReasonError> {
+fn parse_reason(text: &str) -> Result<String, ReasonError> {
     let length = text.chars().count();
     if length > MAX_REASON_CHARS {
         return Err(ReasonError { length });
@@ -122,7 +122,7 @@ pub(super) async fn run(args: OperateArgs, action: OperatorAction) -> ExitCode {
 
 async fn send_request(args: &OperateArgs, action: OperatorAction) -> Result<OperatorReply, OperateError> {
     // A running manager answers even if its configuration file was deleted.
-    let (state, missing) = match flags::non_empty(&args.state_dir) {
+    let (state, missing_config) = match flags::non_empty(&args.state_dir) {
         Some(directory) => (directory, None),
         None => {
             let path = args.config.path();
@@ -140,7 +140,7 @@ async fn send_request(args: &OperateArgs, action: OperatorAction) -> Result<Oper
         reason: args.reason.clone(),
     };
     let socket = operator_socket_path(&ledger_directory(&state))?;
-    let stream = UnixStream::connect(&socket).await.map_err(|source| match (source.kind(), missing) {
+    let stream = UnixStream::connect(&socket).await.map_err(|source| match (source.kind(), missing_config) {
         (io::ErrorKind::PermissionDenied, _) => OperateError::NotAllowed { socket: socket.clone(), source },
         (_, Some(path)) => QueryError::NoSuchConfiguration(path).into(),
         _ => OperateError::NoManager { directory: state.clone(), source },

@@ -32,8 +32,8 @@ pub(super) struct InstallFlags {
 }
 
 impl InstallFlags {
-    /// Returns whether to query the registry even if a matching version is installed.
-    pub(super) fn upgrades(self) -> bool {
+    /// Returns whether the registry must be queried even if a matching version is installed.
+    pub(super) fn must_query_registry(self) -> bool {
         self.upgrade || self.accept_new_digest
     }
 }

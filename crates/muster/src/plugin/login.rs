@@ -8,7 +8,7 @@ use muster_oci::{Credentials, DockerConfig, Registry, Repository};
 use super::error::PluginError;
 use crate::ci::ui;
 
-/// Maximum length of a password in bytes. Access tokens have a few hundred.
+/// Maximum length of a password in bytes. Access tokens are much shorter.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 
 /// Arguments of `muster plugin login`.

@@ -82,7 +82,7 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
 
 /// Runs a subcommand of `muster plugin`.
 pub(crate) fn run(command: Command) -> ExitCode {
-    // The standard output and the log of a plugin belong to its host.
+    // The host of a plugin reads the plugin's standard output and log, so no log may be mixed into them.
     if !matches!(command, Command::Serve(_)) {
         crate::logging::init_command(LOG);
     }

@@ -11,8 +11,9 @@ use crate::ci::ui;
 /// Name of the plugin in the templates. It is replaced by the real name.
 const PLACEHOLDER: &str = "toy";
 
-/// Error for a Rust project without `--sdk`. The crate is not published, so another author could publish a crate with that name, and a
-/// dependency by name would resolve to it.
+/// Error for a Rust project without `--sdk`.
+///
+/// The project cannot depend on the crate by its name: the crate is not published, so another author could publish a crate of that name.
 const NO_SDK: &str = "the crate muster-fleeting is not published yet; set --sdk to its directory in a clone of Muster, \
                       such as `--sdk ../muster/crates/fleeting`, or use --lang go, python or shell";
 

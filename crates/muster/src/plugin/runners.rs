@@ -77,7 +77,7 @@ pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Resu
     }
     for plugin in plugins {
         match resolve(&plugin.plugin, &context) {
-            Ok(ResolvedPlugin::Installed(path)) if !flags.upgrades() => report(&plugin, &path),
+            Ok(ResolvedPlugin::Installed(path)) if !flags.must_query_registry() => report(&plugin, &path),
             Ok(ResolvedPlugin::Path(path) | ResolvedPlugin::OnPath(path)) => report(&plugin, &path),
             // Built into this program.
             Ok(ResolvedPlugin::BuiltIn { executable, .. }) => report(&plugin, &executable),

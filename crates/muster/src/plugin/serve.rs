@@ -10,7 +10,7 @@ use crate::ci::ui;
 /// Names of the built-in plugins.
 const NAMES: &[&str] = &["docker-machine", "local", "script", "static"];
 
-/// Returns where plugins are looked up: among the installed plugins, on PATH, and among the built-in plugins.
+/// Returns the places where plugins are looked up: the directory of installed plugins, PATH, and the built-in plugins.
 pub(crate) fn lookup_context() -> LookupContext {
     let built_in = std::env::current_exe().ok().map(|executable| BuiltIn { executable, names: NAMES });
     LookupContext { built_in, ..LookupContext::from_environment() }

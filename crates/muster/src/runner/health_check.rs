@@ -37,7 +37,7 @@ enum HealthError {
 struct Targets {
     addresses: Vec<String>,
     /// Whether all addresses must accept connections, and not just one.
-    all: bool,
+    all_required: bool,
 }
 
 /// Runs `health-check`.
@@ -45,12 +45,17 @@ pub(super) fn run(args: &HealthCheckArgs) -> ExitCode {
     let variables = std::env::vars_os();
     let variables = variables.filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
     let targets = targets(&args.ports, variables);
-    crate::runtime::block_on_one_thread(async { super::error::exit_code(wait(targets, args.timeout).await) })
+    crate::runtime::block_on_one_thread(async {
+        super::error::exit_code(wait_for_targets(targets, args.timeout).await)
+    })
 }
 
 fn targets(ports: &[u16], variables: impl Iterator<Item = (String, String)>) -> Targets {
     if !ports.is_empty() {
-        return Targets { addresses: ports.iter().map(|port| format!("localhost:{port}")).collect(), all: true };
+        return Targets {
+            addresses: ports.iter().map(|port| format!("localhost:{port}")).collect(),
+            all_required: true,
+        };
     }
     let (mut host, mut ports) = (None, Vec::new());
     for (key, value) in variables {
@@ -62,19 +67,19 @@ fn targets(ports: &[u16], variables: impl Iterator<Item = (String, String)>) -> 
     }
     let host = host.filter(|host| !host.is_empty());
     let addresses = host.map(|host| ports.iter().map(|port| format!("{host}:{port}")).collect());
-    Targets { addresses: addresses.unwrap_or_default(), all: false }
+    Targets { addresses: addresses.unwrap_or_default(), all_required: false }
 }
 
-async fn wait(targets: Targets, seconds: u64) -> Result<(), HealthError> {
+async fn wait_for_targets(targets: Targets, seconds: u64) -> Result<(), HealthError> {
     if targets.addresses.is_empty() {
         return Err(HealthError::NoTarget);
     }
     let text = targets.addresses.join(", ");
     anstream::println!("waiting for TCP connection to {text}...");
-    let mut waiting: JoinSet<()> = targets.addresses.into_iter().map(connect).collect();
+    let mut waiting: JoinSet<()> = targets.addresses.into_iter().map(wait_for_connection).collect();
     let connected = async {
         while waiting.join_next().await.is_some() {
-            if !targets.all {
+            if !targets.all_required {
                 return;
             }
         }
@@ -82,7 +87,7 @@ async fn wait(targets: Targets, seconds: u64) -> Result<(), HealthError> {
     timeout(Duration::from_secs(seconds), connected).await.map_err(|_| HealthError::Timeout { targets: text, seconds })
 }
 
-async fn connect(address: String) {
+async fn wait_for_connection(address: String) {
     loop {
         if let Ok(Ok(_)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(&address)).await {
             anstream::println!("dial succeeded on {address}");

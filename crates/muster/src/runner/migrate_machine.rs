@@ -53,7 +53,7 @@ pub(crate) fn run(args: &MigrateMachineArgs) -> ExitCode {
             for (name, notes) in &migration.entries {
                 notes.iter().for_each(|note| anstream::eprintln!("{name}: {note}"));
             }
-            // Unlike `println!`, report a write error without a panic, so that no one uses an incomplete configuration.
+            // On a write error, `println!` would panic. Report the error instead: the user must not use an incomplete configuration.
             match std::io::stdout().lock().write_all(migration.text.as_bytes()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {

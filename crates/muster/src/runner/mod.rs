@@ -123,12 +123,12 @@ pub(crate) fn is_called(program: Option<&OsString>) -> bool {
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     match Cli::try_parse_from(go_style_arguments(arguments, 1)) {
         Ok(cli) => run(cli),
-        Err(error) => usage(&error),
+        Err(error) => print_usage(&error),
     }
 }
 
 /// Prints an error of the arguments, or the help. The exit code is 1 or 0, as in gitlab-runner, and never clap's 2.
-pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn print_usage(error: &clap::Error) -> ExitCode {
     if error.kind() == clap::error::ErrorKind::DisplayVersion {
         anstream::println!("{}", globals::long_version());
         return ExitCode::SUCCESS;
@@ -138,7 +138,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Rewrites the arguments from index `first` on from the flag syntax of Go programs to that of clap.
+/// Converts flags in the syntax of Go programs to the syntax of clap, in the arguments from index `first` on.
 pub(crate) fn go_style_arguments(arguments: &[OsString], first: usize) -> Vec<OsString> {
     crate::flags::rewrite_go_flags(&Cli::command(), arguments, first)
 }

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Exit code if the file was deleted, because the job's environment was cleaned up.
-const FILE_DELETED: u8 = 100;
+const EXIT_FILE_DELETED: u8 = 100;
 /// Poll interval. The file may be written by another machine, where file events are not available.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum length of a printed line in bytes. Longer lines are split.
@@ -33,7 +33,7 @@ pub(super) fn run(args: &ReadLogsArgs) -> ExitCode {
     let mut output = io::stdout().lock();
     match follow(args, &mut output) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => ExitCode::from(FILE_DELETED),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => ExitCode::from(EXIT_FILE_DELETED),
         Err(error) => {
             // The caller reads standard output.
             let _ = writeln!(output, "error reading logs {error}");

@@ -47,7 +47,7 @@ pub(crate) fn verify_config(args: &VerifyConfigArgs) -> ExitCode {
     let values = loaded.config.as_ref().map(|config| config::effective(config, &facts)).unwrap_or_default();
     let is_usable = !loaded.has(Severity::Error);
     if args.json {
-        let values: Vec<_> = values.iter().map(value).collect();
+        let values: Vec<_> = values.iter().map(value_json).collect();
         print(&json_report(&path, is_usable, &loaded.problems, &json!(values)));
     } else {
         print(&values_text(&path, &loaded, &values));
@@ -106,12 +106,12 @@ fn print_problems(path: &Path, problems: &[Problem]) {
 }
 
 fn json_report(path: &Path, valid: bool, problems: &[Problem], values: &Value) -> String {
-    let problems: Vec<_> = problems.iter().map(problem).collect();
+    let problems: Vec<_> = problems.iter().map(problem_json).collect();
     let report = json!({ "file": path.display().to_string(), "valid": valid, "values": values, "problems": problems });
     format!("{}\n", serde_json::to_string_pretty(&report).unwrap_or_default())
 }
 
-fn value(value: &Effective) -> Value {
+fn value_json(value: &Effective) -> Value {
     json!({
         "key": value.key,
         "runner": value.runner,
@@ -121,7 +121,7 @@ fn value(value: &Effective) -> Value {
     })
 }
 
-fn problem(problem: &Problem) -> Value {
+fn problem_json(problem: &Problem) -> Value {
     let location = |place: &ProblemLocation| json!({ "line": place.line, "column": place.column, "text": place.text });
     json!({
         "code": problem.code,

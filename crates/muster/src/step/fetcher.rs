@@ -7,14 +7,14 @@ use muster_oci::{DockerConfig, Registry, Repository, credentials_in};
 
 use super::error::StepCommandError;
 
-/// Fetcher that deletes what it fetched when it is dropped.
+/// Fetcher with a temporary directory. Dropping it deletes everything that it fetched.
 pub(super) struct CommandFetcher {
     pub(super) fetcher: StepFetcher,
     _directory: tempfile::TempDir,
 }
 
 impl CommandFetcher {
-    /// Returns a fetcher with the user's Docker credentials, and those in the environment.
+    /// Returns a fetcher that uses the credentials in the user's Docker configuration and in the environment.
     pub(super) fn new() -> Result<Self, StepCommandError> {
         let directory = tempfile::Builder::new().prefix("muster-steps-").tempdir();
         let directory = directory.map_err(StepCommandError::file(std::env::temp_dir()))?;

@@ -18,7 +18,7 @@ use crate::ci::ui;
 pub(super) const DESCRIPTION: &str = "org.opencontainers.image.description";
 /// Maximum size of one layer in bytes.
 const MAX_LAYER_BYTES: u64 = 1024 * 1024 * 1024;
-/// Operating system and architecture of an image for every platform.
+/// Operating system and architecture in the index entry of an image that runs on every platform.
 const GENERIC: &str = "generic";
 
 /// Arguments of `muster step publish`.
@@ -30,8 +30,8 @@ pub(crate) struct StepPublishArgs {
     /// Image to publish. The tag must not exist yet.
     #[arg(value_name = "REGISTRY/NAME:TAG")]
     reference: String,
-    /// Directory with files for one platform only, which are added to those of DIR. Can be repeated.
-    #[arg(long, value_name = "OS/ARCHITECTURE=DIR", value_parser = platform)]
+    /// Directory with files for one platform only. They are added to the files of DIR. Can be repeated.
+    #[arg(long, value_name = "OS/ARCHITECTURE=DIR", value_parser = parse_platform)]
     platform: Vec<(Platform, PathBuf)>,
     /// Description of the step, which `search` and `info` print.
     #[arg(long, value_name = "TEXT")]
@@ -49,7 +49,7 @@ pub(crate) struct StepMarkArgs {
     reference: String,
     #[command(flatten)]
     marks: Marks,
-    /// Directory of an index, whose entry for the step is changed, too.
+    /// Directory of an index. Its entry for the step is also changed.
     #[arg(long, value_name = "DIR")]
     index: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ struct Marks {
     clear: bool,
 }
 
-fn platform(text: &str) -> Result<(Platform, PathBuf), String> {
+fn parse_platform(text: &str) -> Result<(Platform, PathBuf), String> {
     let parts = text.split_once('=').and_then(|(platform, dir)| Some((platform.split_once('/')?, dir)));
     let Some(((os, architecture), dir)) =
         parts.filter(|((os, arch), dir)| !os.is_empty() && !arch.is_empty() && !dir.is_empty())
@@ -88,7 +88,7 @@ fn platform(text: &str) -> Result<(Platform, PathBuf), String> {
 
 /// Runs `muster step publish`.
 pub(super) async fn publish(args: &StepPublishArgs) -> Result<bool, StepCommandError> {
-    let (source, repository, tag) = image(&args.reference)?;
+    let (source, repository, tag) = parse_image(&args.reference)?;
     check_step_file(&args.directory)?;
     let client = registry(repository).await?;
     match client.resolve(&tag).await {
@@ -127,7 +127,7 @@ pub(super) async fn publish(args: &StepPublishArgs) -> Result<bool, StepCommandE
 
 /// Runs `muster step mark`.
 pub(super) async fn mark(args: &StepMarkArgs) -> Result<bool, StepCommandError> {
-    let (source, repository, tag) = image(&args.reference)?;
+    let (source, repository, tag) = parse_image(&args.reference)?;
     let client = registry(repository).await?;
     let marks = [(NoticeKind::Deprecated, &args.marks.deprecated), (NoticeKind::Defective, &args.marks.defective)];
     let marks: Vec<(NoticeKind, String)> =
@@ -162,7 +162,7 @@ async fn write_marks(
 }
 
 /// Parses the reference of an image. Returns it with its repository and its tag.
-fn image(text: &str) -> Result<(Source, Repository, String), StepCommandError> {
+fn parse_image(text: &str) -> Result<(Source, Repository, String), StepCommandError> {
     let source = RemoteStep::parse(text, Dialect::Current)?.source;
     let Source::Oci { registry, repository, tag } = &source else {
         let problem =

@@ -26,7 +26,7 @@ pub(crate) struct RepeatArgs {
     /// File that `run --results` or `debug --results` wrote.
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Step to repeat: its name after those of the steps that contain it, such as `release/pack` [default: the outermost step].
+    /// Path of the step to repeat: names of the steps from the outermost to this one, such as `release/pack` [default: the outermost step].
     #[arg(long, value_name = "PATH")]
     step: Option<String>,
     /// Input that replaces the recorded one. Required for a masked value. Can be repeated.
@@ -91,7 +91,7 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
     agent.stop().await;
     let result = result?;
     let mut differences = Vec::new();
-    if let (Some(first), Some(second)) = (recorded.last(), calls(&result.tree).first()) {
+    if let (Some(first), Some(second)) = (recorded.last(), outermost_calls(&result.tree).first()) {
         compare_outputs("", first, second, &mut differences);
     }
     for Pair { name: path, value } in &args.compare {
@@ -103,14 +103,14 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
 }
 
 /// Returns the outermost steps with a recorded call below a node.
-fn calls(node: &StepNode) -> Vec<&StepNode> {
-    node.steps.iter().flat_map(|step| if step.call.is_some() { vec![step] } else { calls(step) }).collect()
+fn outermost_calls(node: &StepNode) -> Vec<&StepNode> {
+    node.steps.iter().flat_map(|step| if step.call.is_some() { vec![step] } else { outermost_calls(step) }).collect()
 }
 
 /// Returns the steps on the path to the selected step, from the outermost step to the selected step.
 fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode>, RepeatError> {
     let names = |steps: &[&StepNode]| steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>().join(", ");
-    let mut level = calls(tree);
+    let mut level = outermost_calls(tree);
     let Some(path) = path else {
         return match level.len() {
             0 => Err(RepeatError::NoSteps),
@@ -123,7 +123,7 @@ fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode
         let step = level.iter().find(|step| step.name == name).copied();
         let step = step.ok_or_else(|| RepeatError::Missing(path.to_owned(), names(&level)))?;
         selected.push(step);
-        level = calls(step);
+        level = outermost_calls(step);
     }
     Ok(selected)
 }
@@ -147,7 +147,7 @@ fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<
     let mut env = record.env.clone();
     env.extend(args.env.iter().map(|Pair { name, value }| (name.clone(), Value::String(value.clone()))));
     for (values, option) in [(&inputs, "input"), (&env, "env")] {
-        if let Some(name) = masked(values) {
+        if let Some(name) = masked_name(values) {
             return Err(RepeatError::Masked { name, option });
         }
     }
@@ -158,7 +158,7 @@ fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<
 }
 
 /// Returns the name of a value that is masked.
-fn masked(values: &Map<String, Value>) -> Option<String> {
+fn masked_name(values: &Map<String, Value>) -> Option<String> {
     values.iter().find(|(_, value)| value.to_string().contains(MASKED)).map(|(name, _)| name.clone())
 }
 

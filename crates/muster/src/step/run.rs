@@ -113,7 +113,7 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
     finish(&result?, args.results.as_deref())
 }
 
-/// Prints the differences between two runs. Any difference is a failure.
+/// Writes and prints the result of the first run, and then the differences of the second run. Fails if there is a difference.
 pub(super) fn report(compared: &Comparison, results: Option<&Path>) -> Result<ExitCode, CommandError> {
     let code = finish(&compared.result, results)?;
     for difference in &compared.differences {
@@ -126,7 +126,8 @@ pub(super) fn report(compared: &Comparison, results: Option<&Path>) -> Result<Ex
     })
 }
 
-/// Writes the results of a job, and prints the error of a failed job. Returns the exit code: that of the failed process, or 1.
+/// Writes the results of a job, and prints the error of a failed job. Returns 0 if the job
+/// succeeded, otherwise the exit code of the failed process, or 1 if no process failed.
 pub(super) fn finish(result: &JobResult, results: Option<&Path>) -> Result<ExitCode, CommandError> {
     if let Some(path) = results {
         write_results(path, result).map_err(|source| CommandError::Results { path: path.to_owned(), source })?;

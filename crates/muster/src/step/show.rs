@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::ci::ui;
 
-/// Returns the call of a step, each line with this indentation.
+/// Formats the call of a step. Each line begins with `indent`.
 pub(super) fn call(call: &CallRecord, indent: &str) -> String {
     let mut text = String::new();
     if !call.command.is_empty() {
@@ -27,12 +27,12 @@ pub(super) fn call(call: &CallRecord, indent: &str) -> String {
     text
 }
 
-/// Returns one line for each value.
+/// Formats each value as one line that begins with `indent`.
 pub(super) fn values(values: &Map<String, Value>, indent: &str) -> String {
     values.iter().map(|(name, value)| format!("{indent}{name} = {}\n", one_line(value))).collect()
 }
 
-/// Returns a value on one line: strings as they are, unless they contain line breaks, and other values as JSON.
+/// Formats a value as one line. A string without line breaks is not changed. Everything else is written as JSON.
 fn one_line(value: &Value) -> String {
     match value {
         Value::String(text) if !text.contains('\n') => text.clone(),
@@ -40,7 +40,7 @@ fn one_line(value: &Value) -> String {
     }
 }
 
-/// Returns the results of a step and the steps inside it, each level with more indentation.
+/// Formats the result of a step and of the steps in it. `depth` is the number of steps that contain the step.
 pub(super) fn result(node: &StepNode, depth: usize) -> String {
     let indent = "  ".repeat(depth);
     let (style, status) = match node.status {

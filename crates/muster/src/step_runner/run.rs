@@ -67,7 +67,7 @@ pub(super) struct RunArgs {
     step_results_format: ResultsFormat,
 }
 
-/// Reason for which the step cannot be started.
+/// Reason why the step cannot be started.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error("no step specified; name a reference such as `./dir`, or use --git-url or --oci-registry")]
@@ -99,20 +99,22 @@ fn execution(args: &RunArgs) -> Result<Execution, RunError> {
     Ok(Execution {
         file,
         work_dir: std::env::current_dir()?,
-        variables: all(&args.job).collect(),
-        is_inherited: |key: &OsStr| !JOB_PREFIXES.iter().any(|it| key.as_encoded_bytes().starts_with(it.as_bytes())),
+        variables: flatten(&args.job).collect(),
+        is_inherited: |key: &OsStr| {
+            !JOB_PREFIXES.iter().any(|prefix| key.as_encoded_bytes().starts_with(prefix.as_bytes()))
+        },
     })
 }
 
 /// Returns the list with the step to run, its inputs and its environment.
 fn called_step(args: &RunArgs) -> Result<Vec<StepEntry>, RunError> {
-    let mut entries = step(args)?;
+    let mut entries = referenced_step(args)?;
     for entry in &mut entries {
-        for (name, text) in all(&args.inputs) {
+        for (name, text) in flatten(&args.inputs) {
             let value = parse_value(&format!("inputs.{name}"), &text)?;
             entry.inputs.insert(name, value);
         }
-        for (name, text) in all(&args.env) {
+        for (name, text) in flatten(&args.env) {
             let value = match parse_value(&format!("env.{name}"), &text)? {
                 Value::String(text) => text,
                 _ => text,
@@ -123,12 +125,12 @@ fn called_step(args: &RunArgs) -> Result<Vec<StepEntry>, RunError> {
     Ok(entries)
 }
 
-fn all(pairs: &[Pairs]) -> impl Iterator<Item = (String, String)> {
+fn flatten(pairs: &[Pairs]) -> impl Iterator<Item = (String, String)> {
     pairs.iter().flat_map(|pairs| pairs.0.clone())
 }
 
-/// Returns the list with the step to run.
-fn step(args: &RunArgs) -> Result<Vec<StepEntry>, RunError> {
+/// Returns the list with the step to run, without inputs and environment.
+fn referenced_step(args: &RunArgs) -> Result<Vec<StepEntry>, RunError> {
     let given = |fields: &[(&str, &String)]| {
         let given = fields.iter().filter(|(_, value)| !value.is_empty());
         Value::Object(given.map(|(key, value)| ((*key).to_owned(), json!(value))).collect::<Map<_, _>>())

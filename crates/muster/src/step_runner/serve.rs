@@ -27,7 +27,7 @@ pub(super) struct ServeArgs {
     dir: Option<OsString>,
 }
 
-/// Reason for which the API is not served.
+/// Reason why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServeError {
     #[error("initializing step-runner: invalid empty socket dir; name a directory, or omit the argument")]
@@ -61,7 +61,7 @@ fn socket(dir: Option<PathBuf>) -> Result<PathBuf, ServeError> {
 
 /// Serves the API on a socket until a signal or the end of the command. Jobs end with this process, so their files are temporary.
 ///
-/// The exit code is that of the command, if it ran.
+/// Returns the exit code of the command if the command ended before a signal stopped the server. Otherwise returns success.
 pub(super) fn serve(socket: PathBuf, command: Option<JobCommand>) -> Result<ExitCode, ServeError> {
     let spool = tempfile::Builder::new().prefix("step-runner-").tempdir();
     let spool = spool.map_err(|source| ServeError::Spool { dir: std::env::temp_dir(), source })?;
@@ -123,7 +123,7 @@ impl JobCommand {
         Some(Self { program, arguments: words.collect(), socket: socket.to_owned() })
     }
 
-    /// Waits for data on standard input, runs the command with it, and returns its exit code. Does not run it if the input ends first.
+    /// Waits for data on standard input, runs the command with it, and returns its exit code. Does not run the command if the input is empty.
     async fn run(self) -> Result<ExitCode, ServeError> {
         let program = PathBuf::from(&self.program);
         let (sender, started) = oneshot::channel();

@@ -11,8 +11,8 @@ use crate::node::{Node, Value};
 
 /// Maximum `start_in`.
 const MAX_START_IN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Exclusive upper limit for the number of tags of a job.
-const MAX_TAGS: usize = 50;
+/// Number of tags that a job must stay below.
+const TAG_LIMIT: usize = 50;
 
 /// Parses `when` of a job.
 pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
@@ -119,10 +119,10 @@ fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<
 /// Parses `retry`: a number, or `{max, when, exit_codes}`.
 pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Retry> {
     if node.as_map().is_none() {
-        return Some(Retry { max: max(node, at, problems)?, always: true, ..Retry::default() });
+        return Some(Retry { max: retry_max(node, at, problems)?, always: true, ..Retry::default() });
     }
     let fields = Fields::parse(node, at, &["max", "when", "exit_codes"], problems)?;
-    let max = fields.get("max").map_or(Some(0), |node| max(node, at.key("max"), problems));
+    let max = fields.get("max").map_or(Some(0), |node| retry_max(node, at.key("max"), problems));
     let reasons = fields.get("when").map(|node| retry_reasons(node, at.key("when"), problems)).unwrap_or_default();
     let codes = fields.get("exit_codes");
     let exit_codes = codes.and_then(|node| exit_codes(node, at.key("exit_codes"), problems)).unwrap_or_default();
@@ -137,7 +137,7 @@ pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     })
 }
 
-fn max(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<u32> {
+fn retry_max(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<u32> {
     integer(node, at, 0..=2, problems).and_then(|max| u32::try_from(max).ok())
 }
 
@@ -150,8 +150,8 @@ fn retry_reasons(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Stri
 /// Parses `tags`: a list of fewer than 50 strings.
 pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let tags = text_list(node, at, problems)?;
-    if tags.len() >= MAX_TAGS {
-        let message = format!("config must be less than the limit of {MAX_TAGS} tags, but it has {}", tags.len());
+    if tags.len() >= TAG_LIMIT {
+        let message = format!("config must be less than the limit of {TAG_LIMIT} tags, but it has {}", tags.len());
         problems.report(node.span, at, message);
         return None;
     }

@@ -28,8 +28,8 @@ pub(crate) struct CacheEntry {
 pub(crate) enum CacheKey {
     /// The key as written.
     Text(String),
-    /// A key derived from the blob or commit IDs of files.
-    Files { files: Vec<String>, commits: bool, prefix: Option<String> },
+    /// A key derived from files: from the IDs of their last commits if `by_commit` is set, otherwise from the IDs of their content.
+    Files { files: Vec<String>, by_commit: bool, prefix: Option<String> },
 }
 
 /// Parses `cache`: a map, or a list of at most four maps, in which lists are flattened and nulls are ignored.
@@ -91,7 +91,7 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
         return check_key(&text, node.span, at, problems).then_some(CacheKey::Text(text));
     }
     let fields = Fields::parse(node, at, &["files", "files_commits", "prefix"], problems)?;
-    let (name, list, commits) = match (fields.get("files"), fields.get("files_commits")) {
+    let (name, list, by_commit) = match (fields.get("files"), fields.get("files_commits")) {
         (Some(files), None) => ("files", files, false),
         (None, Some(files)) => ("files_commits", files, true),
         (Some(_), Some(_)) => {
@@ -115,10 +115,10 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
     if let Some(prefix) = &prefix {
         check_key(prefix, fields.key_span("prefix"), at.key("prefix"), problems);
     }
-    Some(CacheKey::Files { files, commits, prefix })
+    Some(CacheKey::Files { files, by_commit, prefix })
 }
 
-/// Checks that a key, which becomes part of a path, contains no directory separators.
+/// Returns whether a key is allowed in a path: it must not contain `/`, and must not consist of dots only. Reports a problem otherwise.
 fn check_key(key: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> bool {
     let upper = key.to_ascii_uppercase();
     if key.contains('/') || upper.contains("%2F") {

@@ -15,7 +15,7 @@ const NO_FILES: &str = "default";
 /// Computes keys. The digest of each set of files is computed once.
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
-    /// Digests by files. The flag is true for the digest of commits, and false for the digest of blobs.
+    /// Digests by files. The flag is true if the digest is of commit IDs, and false if it is of blob IDs.
     digests: HashMap<(Vec<String>, bool), String>,
 }
 
@@ -28,8 +28,8 @@ impl CacheKeys {
     fn cache(&mut self, index: usize, entry: &CacheEntry, clauses: &Clauses<'_>) -> Cache {
         let key = match &entry.key {
             CacheKey::Text(text) => text.clone(),
-            CacheKey::Files { files, commits, prefix } => {
-                let digest = self.digest(files, *commits, clauses);
+            CacheKey::Files { files, by_commit, prefix } => {
+                let digest = self.digest(files, *by_commit, clauses);
                 let prefix = prefix.clone().unwrap_or_else(|| default_prefix(index, files));
                 format!("{prefix}-{digest}")
             }
@@ -45,14 +45,14 @@ impl CacheKeys {
         }
     }
 
-    fn digest(&mut self, files: &[String], commits: bool, clauses: &Clauses<'_>) -> String {
-        let key = (files.to_vec(), commits);
+    fn digest(&mut self, files: &[String], by_commit: bool, clauses: &Clauses<'_>) -> String {
+        let key = (files.to_vec(), by_commit);
         if let Some(known) = self.digests.get(&key) {
             return known.clone();
         }
         let paths: BTreeSet<String> = files.iter().flat_map(|pattern| clauses.tracked(pattern)).collect();
         let paths: Vec<String> = paths.into_iter().collect();
-        let ids: BTreeSet<String> = clauses.sources().object_ids(&paths, commits).into_iter().collect();
+        let ids: BTreeSet<String> = clauses.sources().object_ids(&paths, by_commit).into_iter().collect();
         let digest = if ids.is_empty() { NO_FILES.to_owned() } else { sha1_of(&ids) };
         self.digests.insert(key, digest.clone());
         digest

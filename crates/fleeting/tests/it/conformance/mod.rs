@@ -42,9 +42,13 @@ fn ids(report: &Report, label: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).map(|verdict| verdict.case.id).collect()
 }
 
-/// Muster's own plugin passes all cases, including those in which Go plugins behave differently: P7 an error for empty settings,
-/// but not for `null` and `{}`; P8 default settings if a host sends none (Go crashes); P9 SIGINT ignored, SIGTERM exits; P14 deleting a
-/// missing instance succeeds; P15 exits with its host (Go keeps running).
+/// Muster's own plugin passes all cases, including the cases in which Go plugins behave differently:
+///
+/// - P7: empty settings are an error, but `null` and `{}` are not.
+/// - P8: if the host sends no settings, the defaults apply. Go plugins crash.
+/// - P9: SIGINT is ignored, and SIGTERM ends the process.
+/// - P14: deleting a missing instance succeeds.
+/// - P15: the process exits when its host exits. Go plugins keep running.
 #[tokio::test]
 async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     let mut plan = plan(TOY);
@@ -56,7 +60,7 @@ async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     assert_eq!(ids(&report, "skip"), ["C4", "C6", "L11"], "{:#?}", not_passed(&report));
 }
 
-/// Runs the kit with Go's own plugin, which gets warnings where Go's library differs from Muster.
+/// Runs the kit with GitLab's dummy plugin in Go. The kit warns about the cases in which GitLab's library differs from Muster.
 #[tokio::test]
 async fn go_dummy_passes() {
     let dummy = muster_test_prerequisites::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
@@ -66,8 +70,8 @@ async fn go_dummy_passes() {
     plan.exit_timeout = Duration::from_secs(3);
     let report = run(&plan).await;
     assert_eq!(ids(&report, "fail"), [""; 0], "{:#?}", not_passed(&report));
-    // P8: Go crashes without settings instead of using defaults. P12: Go's dummy returns an error instead of the instances that it deleted
-    // before. P15: Go's plugin keeps running instead of exiting with its host.
+    // P8: without settings, the plugin crashes instead of using defaults. P12: after an error, it does not return the instances that it has
+    // already deleted. P15: it keeps running when its host exits.
     for id in ["P8", "P12", "P15"] {
         assert!(ids(&report, "warn").contains(&id), "{id}: {:#?}", not_passed(&report));
     }

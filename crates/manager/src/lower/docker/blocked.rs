@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::super::LowerError;
 
-/// Capabilities with which a container could undo the block, without the prefix `CAP_`.
-const UNDOING: [&str; 4] = ["ALL", "NET_ADMIN", "NET_RAW", "SYS_ADMIN"];
+/// Capabilities with which a container could undo the block. Their names have no prefix `CAP_`.
+const UNBLOCKING: [&str; 4] = ["ALL", "NET_ADMIN", "NET_RAW", "SYS_ADMIN"];
 /// Capability with which a container sends packets past the block. Engines give it to every container.
 const NET_RAW: &str = "NET_RAW";
 
@@ -25,7 +25,7 @@ pub(super) fn prepare(container: &mut DockerContainer) -> Result<(), LowerError>
     }
     let services = container.services.iter_mut().map(|service| &mut service.container);
     for spec in std::iter::once(&mut container.build).chain(services) {
-        drop_raw_packets(spec)?;
+        drop_net_raw(spec)?;
     }
     Ok(())
 }
@@ -34,14 +34,14 @@ pub(super) fn prepare(container: &mut DockerContainer) -> Result<(), LowerError>
 ///
 /// # Errors
 /// [`LowerError`] if the container has a capability with which it could undo the block.
-fn drop_raw_packets(spec: &mut ContainerSpec) -> Result<(), LowerError> {
+fn drop_net_raw(spec: &mut ContainerSpec) -> Result<(), LowerError> {
     let config = &mut spec.host_config;
     if config.get("Privileged") == Some(&Value::Bool(true)) {
         return Err(conflict(&format!("`privileged`, which the image {} may use", spec.image.name)));
     }
     let names = config.get("CapAdd").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     let names = names.map(|name| name.to_uppercase().trim_start_matches("CAP_").to_owned());
-    if let Some(name) = names.into_iter().find(|name| UNDOING.contains(&name.as_str())) {
+    if let Some(name) = names.into_iter().find(|name| UNBLOCKING.contains(&name.as_str())) {
         return Err(conflict(&format!("the capability {name} of `cap_add`")));
     }
     match config.entry("CapDrop").or_insert_with(|| json!([])) {

@@ -66,13 +66,13 @@ pub(super) fn host_config(
     config.set("VolumeDriver", &settings.volume_driver);
     config.set("VolumesFrom", &settings.volumes_from);
     config.set("Init", facts.init);
-    // The logs of services are read from the engine, which only some log drivers allow.
+    // The logs of services are read from the engine. Only some log drivers, such as `json-file`, allow that.
     config.set("LogConfig", json!({ "Type": "json-file", "Config": settings.log_options }));
     Ok(config.0)
 }
 
 /// Applies the limits of CPU and memory from the operator's step policy to a container, unless the container has lower limits.
-pub(super) fn limit(config: &mut Map<String, Value>, limits: &StepLimits) {
+pub(super) fn apply_limits(config: &mut Map<String, Value>, limits: &StepLimits) {
     let of_policy =
         [("Memory", limits.memory_bytes), ("NanoCpus", limits.cpu_milli.map(|milli| u64::from(milli) * 1_000_000))];
     for (name, limit) in of_policy {
@@ -143,7 +143,7 @@ fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerErr
     Ok(format!("seccomp={profile}"))
 }
 
-/// Returns the path of the file that a security option names, if it is a seccomp profile in a file.
+/// Returns the path of the seccomp profile that a security option names. `None` for other options and for a profile without a file.
 pub(super) fn seccomp_path(option: &str) -> Option<&str> {
     let profile = option.strip_prefix("seccomp=").or_else(|| option.strip_prefix("seccomp:"))?;
     let is_inline = matches!(profile, "unconfined" | "builtin" | "") || profile.trim_start().starts_with('{');

@@ -242,7 +242,7 @@ fn container(
     }
     let mut build = build(parts, docker, &names, name, warnings)?;
     if let Some(policy) = &context.runner.steps.policy {
-        host_config::limit(&mut build.host_config, &policy.limits);
+        host_config::apply_limits(&mut build.host_config, &policy.limits);
     }
     let services = services::services(parts, docker, &names, warnings)?;
     let images: Vec<&str> = services

@@ -28,7 +28,8 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) struct JobParts<'a> {
     pub(super) payload: &'a JobPayload,
     pub(super) context: &'a JobContext,
-    /// Directories on the machine of the agent that starts the job. Those of the context are in the job's container, if it has one.
+    /// Directories on the machine of the agent that starts the job. If the job runs in a container, the directories of `context` are in the
+    /// container.
     pub(super) machine: &'a Directories,
     pub(super) paths: &'a Paths,
     pub(super) variables: &'a Variables,
@@ -36,7 +37,7 @@ pub(super) struct JobParts<'a> {
     pub(super) flags: &'a Flags,
 }
 
-/// Returns all steps. Adds warnings about parts that are left out.
+/// Returns all steps of a job. Adds a warning for each part of the payload that the job runs without.
 pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
     let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     if let Some(policy) = &context.runner.steps.policy {

@@ -14,7 +14,7 @@ pub(super) fn before(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     parts.context.runner.steps.before.iter().map(|step| self::step(parts, step, "before"))
 }
 
-/// Returns the steps after the job. They run whatever the result of the job is.
+/// Returns the steps after the job. They run even if the job failed or was canceled.
 pub(super) fn after(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     parts.context.runner.steps.after.iter().map(|step| {
         let mut step = self::step(parts, step, "after");
@@ -30,7 +30,7 @@ fn step(parts: &JobParts<'_>, step: &OperatorStep, position: &str) -> Step {
             commands: commands.clone(),
             env: env.clone(),
             by_operator: true,
-            ..scripts::shell(parts.payload, parts.context, parts.settings, parts.flags)
+            ..scripts::base_script(parts.payload, parts.context, parts.settings, parts.flags)
         }),
         OperatorAction::Step { reference, inputs } => {
             Call::Run(json!([{ "name": name, "step": reference, "inputs": inputs, "env": env }]))

@@ -10,8 +10,8 @@ use super::super::settings::JobSettings;
 use super::super::variables::Variables;
 use super::super::{JobContext, LowerError};
 
-/// Returns the shell of all scripts of the job, without commands.
-pub(super) fn shell(payload: &JobPayload, context: &JobContext, settings: &JobSettings, flags: &Flags) -> Script {
+/// Returns the settings that all scripts of the job have in common, as a script without commands.
+pub(super) fn base_script(payload: &JobPayload, context: &JobContext, settings: &JobSettings, flags: &Flags) -> Script {
     Script {
         shell: context.runner.shell.clone(),
         login: context.runner.login,
@@ -36,20 +36,20 @@ pub(super) fn scripts(
     settings: &JobSettings,
     flags: &Flags,
 ) -> Result<Vec<Step>, LowerError> {
-    let shell = shell(payload, context, settings, flags);
+    let base = base_script(payload, context, settings, flags);
     let (before, after) = (&context.runner.scripts.pre_build, &context.runner.scripts.post_build);
     let is_after = |step: &&PayloadStep| step.name == "after_script";
     let with_script: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
-    let script = |step: &PayloadStep, after_script: bool| {
+    let script = |step: &PayloadStep, is_after_script: bool| {
         let expand = |line: &String| if step.name == "release" { variables.expand(line) } else { line.clone() };
         // The operator's commands run around each script, but not around after_script.
-        let operator_commands = |text: &Option<String>| commands(text.as_ref().filter(|_| !after_script));
+        let operator_commands = |text: &Option<String>| commands(text.as_ref().filter(|_| !is_after_script));
         Call::builtin(&Script {
             before: operator_commands(before),
             commands: step.script.iter().map(expand).collect(),
             after: operator_commands(after),
-            after_script,
-            ..shell.clone()
+            after_script: is_after_script,
+            ..base.clone()
         })
     };
     let user_step = |name: &str, call: Call| {

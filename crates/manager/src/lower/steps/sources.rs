@@ -63,7 +63,7 @@ pub(super) fn checkout(
         proactive_auth: flags.is_on("FF_USE_GIT_PROACTIVE_AUTH"),
         bundle_uris: flags.is_on("FF_USE_GIT_BUNDLE_URIS"),
         tls: variables.tls(),
-        shell: scripts::shell(payload, context, settings, flags),
+        shell: scripts::base_script(payload, context, settings, flags),
         pre_script: before,
         post_script: after,
     })

@@ -38,7 +38,7 @@ fn stages_are_between_preparation_and_cleanup_of_the_driver() {
     assert_eq!(names(stages), ["get_sources", "step_script", uploads[0], uploads[1], "cleanup_file_variables"]);
     let stage: DriverStage = stages[1].call.inputs().unwrap();
     assert_eq!((stage.stage.as_str(), stage.builtin.as_str()), ("step_script", "script"));
-    // The checkout is in the environment of the driver, so the plan, which is for the agent on this host, has another directory.
+    // The checkout is in the driver's environment. The plan names the directories of the agent, which runs on this host.
     assert_eq!((&*job.plan.project_dir, &*job.plan.builds_dir), ("/builds/shorttoke/custom-2", "/builds"));
     let prepare: DriverPrepare = steps[0].call.inputs().unwrap();
     assert_eq!((&*prepare.directories.builds, &*prepare.directories.shared_layout), ("/vm/builds", "/shorttoke/1"));
@@ -49,11 +49,14 @@ fn stages_are_between_preparation_and_cleanup_of_the_driver() {
     let settings = CustomSettings { run: program("/run"), ..CustomSettings::default() };
     let job = lower(&payload(answer), &custom(Some(settings))).unwrap();
     let prepare: DriverPrepare = job.plan.steps[0].call.inputs().unwrap();
-    assert_eq!(prepare.payload, "{\"id\": 42, \"not_known\": [1]}", "the text is that of the server");
+    assert_eq!(
+        prepare.payload, "{\"id\": 42, \"not_known\": [1]}",
+        "the driver must get the payload exactly as the server sent it"
+    );
 }
 
 #[test]
-fn directories_are_open_if_the_driver_has_a_configuration_stage() {
+fn directories_are_placeholders_if_the_driver_has_a_configuration_stage() {
     let settings = CustomSettings { run: program("/run"), config: program("/config"), ..CustomSettings::default() };
     let job = lower(&payload(json!({})), &custom(Some(settings))).unwrap();
     let project = value(&job, "CI_PROJECT_DIR").unwrap();

@@ -5,7 +5,7 @@ use super::*;
 const KIB_64: usize = 64 * 1024;
 
 /// Returns a variable `LARGE` of 64 KiB, and a string of references to it that expands to 40 MiB.
-fn large() -> (Value, String) {
+fn large_variable_and_references() -> (Value, String) {
     (json!({ "key": "LARGE", "value": "x".repeat(KIB_64) }), "$LARGE".repeat(640))
 }
 
@@ -17,7 +17,7 @@ fn assert_too_large(extra: Value) {
 
 #[test]
 fn too_large_variable_expansion_is_refused() {
-    let (large, references) = large();
+    let (large, references) = large_variable_and_references();
     assert_too_large(json!({ "variables": [large, { "key": "B", "value": references }] }));
     // Each text is small enough, but all together are not.
     let half = |number: usize| json!({ "key": format!("B{number}"), "value": "$LARGE".repeat(64) });
@@ -44,7 +44,7 @@ fn too_large_input_expansion_is_refused() {
 
 #[test]
 fn too_long_clone_path_is_refused() {
-    let (large, references) = large();
+    let (large, references) = large_variable_and_references();
     let path = |value: &str| json!({ "variables": [large, { "key": "GIT_CLONE_PATH", "value": value }] });
     for value in [references.as_str(), "$LARGE", &"$NONE".repeat(KIB_64)] {
         let error = lower(&payload(path(value)), &context()).unwrap_err();
@@ -54,7 +54,7 @@ fn too_long_clone_path_is_refused() {
 
 #[test]
 fn too_long_vm_image_name_is_refused() {
-    let (large, references) = large();
+    let (large, references) = large_variable_and_references();
     let twice = json!({ "key": "TWICE", "value": references });
     for name in [references.as_str(), "$LARGE", "$TWICE", &"$NONE".repeat(KIB_64)] {
         let payload = payload(json!({ "variables": [large, twice], "image": { "name": name } }));
@@ -65,7 +65,7 @@ fn too_long_vm_image_name_is_refused() {
 
 #[test]
 fn secrets_are_masked_even_if_the_expansion_is_too_large() {
-    let (large, references) = large();
+    let (large, references) = large_variable_and_references();
     let masked = json!({ "key": "B", "value": references, "masked": true });
     let secret = json!({ "key": "C", "value": "secret-$SHORT", "masked": true });
     let short = json!({ "key": "SHORT", "value": "value" });
@@ -80,6 +80,7 @@ fn many_variables_and_unclosed_braces_take_linear_time() {
         (0..99_999).map(|n| json!({ "key": format!("K{n}"), "value": format!("$K{}", n + 1) })).collect();
     all.push(json!({ "key": "BRACES", "value": "${".repeat(1024 * 1024) }));
     let job = lowered(json!({ "variables": all }));
+    // The value of `K7` is `$K8`. Values are expanded once, so the result is the unexpanded value of `K8`.
     assert_eq!(value(&job, "K7").as_deref(), Some("$K9"));
     assert_eq!(value(&job, "BRACES").as_deref(), Some(""));
 }

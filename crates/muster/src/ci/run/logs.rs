@@ -53,7 +53,7 @@ impl Logs {
         Ok(())
     }
 
-    /// Reports the log of a finished job as far as the mode selects it, including a last line without a line break.
+    /// Reports the part of a finished job's log that the mode selects, including a last line without a line break.
     ///
     /// # Errors
     /// Returns [`CoordinatorError`] if the coordinator has stopped.
@@ -122,7 +122,7 @@ impl Logs {
     }
 }
 
-/// Adds lines to the tail, and returns how many old ones were removed.
+/// Adds lines to the tail. Returns how many lines were removed from its start.
 fn keep_last(tail: &mut VecDeque<String>, lines: Vec<String>) -> usize {
     tail.extend(lines);
     let over = tail.len().saturating_sub(TAIL_LINES);
@@ -132,9 +132,9 @@ fn keep_last(tail: &mut VecDeque<String>, lines: Vec<String>) -> usize {
 
 /// Returns a job's name if it needs no quoting in a shell, or else its ID.
 fn job_argument(job: &JobView) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@+=,".contains(c);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@+=,".contains(c);
     // A job that was replaced by a retry is found only by its ID.
-    let by_name = !job.retried && !job.name.is_empty() && !job.name.starts_with('-') && job.name.chars().all(plain);
+    let by_name = !job.retried && !job.name.is_empty() && !job.name.starts_with('-') && job.name.chars().all(is_plain);
     if by_name { job.name.clone() } else { job.id.to_string() }
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Waits until the manager was restarted, and returns its exit status. Returns only the first one.
+    /// Waits until the manager was restarted, and returns the exit status of the process before. Reports only the first restart.
     ///
     /// Returns an error if the manager is no longer restarted. Waits forever if there is no manager. Cancel-safe.
     pub(super) async fn manager_restarted(&mut self) -> Result<String, CiError> {

@@ -1,4 +1,4 @@
-//! `install` and `uninstall`: the unit's file, and its registration at systemd.
+//! `install` and `uninstall`: writes or deletes the file of the systemd unit, and enables or disables the unit.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ concurrent = 1
 pub(crate) struct ServiceInstallArgs {
     #[command(flatten)]
     service: ServiceArgs,
-    /// Configuration file of the service. It is created if it does not exist. [default: that of the service's user]
+    /// Configuration file of the service. It is created if it does not exist. [default: `config.toml` of the service's user]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Working directory of the service. [default: the current directory]
@@ -105,7 +105,7 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
 
     let in_root = |path: &Path| path_in_root(args.root.as_deref(), path);
     let config = in_root(&config);
-    let is_new = new_config(&config).map_err(file("write", &config))?;
+    let is_new = create_config(&config).map_err(file("write", &config))?;
     if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
@@ -137,10 +137,11 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Makes systemd read and enable the unit. `running` means that the unit belongs to the running
-/// system. Otherwise, systemd reads the unit when the system in the root directory boots.
-fn enable_unit(systemctl: &Systemctl, running: bool, service: &str) -> Result<(), ServiceError> {
-    if running {
+/// Makes systemd read and enable the unit.
+///
+/// `is_running_system` is false if the unit belongs to the system in the directory `--root`. Systemd reads the unit when that system boots.
+fn enable_unit(systemctl: &Systemctl, is_running_system: bool, service: &str) -> Result<(), ServiceError> {
+    if is_running_system {
         systemctl.run(&["daemon-reload"])?;
     }
     systemctl.run(&["enable", &unit_name(service)])
@@ -193,7 +194,7 @@ fn path_in_root(root: Option<&Path>, path: &Path) -> PathBuf {
 }
 
 /// Creates a configuration file unless it exists. Returns whether it was created.
-fn new_config(path: &Path) -> io::Result<bool> {
+fn create_config(path: &Path) -> io::Result<bool> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     }

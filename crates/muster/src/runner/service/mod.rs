@@ -55,7 +55,7 @@ pub(super) enum ServiceError {
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("the service is already installed in {}; uninstall it first, or set another --service", path.display())]
     Installed { path: PathBuf },
-    #[error("the service is not installed: {} does not exist", path.display())]
+    #[error("the service is not installed: {} does not exist; check --service, --user-service and --root", path.display())]
     NotInstalled { path: PathBuf },
     #[error(
         "please specify the user of the service: --user NAME runs the commands of jobs as that user, --init-user NAME runs everything as that user"

@@ -13,7 +13,9 @@ use muster_runner_api::retry::Policy;
 use muster_steps::stop::StopToken;
 
 use super::context::CommandContext;
-use super::{FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, go_bool, go_duration, go_int, level, path, run};
+use super::{
+    FileArgs, JobArgs, MeterArgs, RetryArgs, TransferError, compression_level, go_bool, go_duration, go_int, path, run,
+};
 use crate::unpack::UnpackArgs;
 
 /// Attempts of an upload, in general and while the coordinator is unavailable. Same as in gitlab-runner.
@@ -162,7 +164,7 @@ pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
         let provenance = args.metadata.provenance(args.job.id)?;
         let upload = Upload {
             artifact: &artifact,
-            level: level(&args.compression_level),
+            level: compression_level(&args.compression_level),
             timeouts: UploadTimeouts { total: args.timeout, response: args.response_header_timeout },
             retry_policy: UPLOADS,
             provenance: provenance.as_ref(),

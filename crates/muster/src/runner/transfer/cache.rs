@@ -14,7 +14,7 @@ use muster_steps::stop::StopToken;
 use url::Url;
 
 use super::context::CommandContext;
-use super::{FileArgs, MeterArgs, RetryArgs, TransferError, envfile, go_int, level, path, run};
+use super::{FileArgs, MeterArgs, RetryArgs, TransferError, compression_level, envfile, go_int, path, run};
 use crate::unpack::UnpackArgs;
 
 /// Default timeout of a transfer in minutes.
@@ -148,7 +148,7 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
             file: &args.file,
             alternate: args.alternate_file.as_deref().filter(|path| !path.as_os_str().is_empty()),
             format,
-            level: level(&args.compression_level),
+            level: compression_level(&args.compression_level),
             baseline: Baseline::ArchiveWritten,
             metadata: metadata.as_deref().filter(|text| !text.is_empty()),
         };

@@ -122,8 +122,8 @@ fn duration_or_zero(text: &str) -> Result<Duration, crate::flags::FlagError> {
     if text.is_empty() { Ok(Duration::ZERO) } else { go_duration(text) }
 }
 
-/// Returns the compression level of a name. Logs a warning and returns the default for unknown names.
-fn level(name: &str) -> Level {
+/// Returns the compression level with this name. For an unknown name, logs a warning and returns the default.
+fn compression_level(name: &str) -> Level {
     Level::known(name).unwrap_or_else(|| {
         tracing::warn!("compression level {name:?} is invalid, falling back to default");
         Level::Default

@@ -54,7 +54,7 @@ pub(super) fn run(args: &WrapperArgs) -> ExitCode {
     })
 }
 
-/// Runs until the runner exits without request, or this process is asked to exit.
+/// Runs until the runner exits although no client requested it, or until a signal stops this process.
 ///
 /// After a shutdown over gRPC, the wrapper keeps answering `stopped` until the client stops it.
 async fn wrap(args: &WrapperArgs) -> Result<ExitCode, WrapperError> {

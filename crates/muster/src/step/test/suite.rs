@@ -1,4 +1,4 @@
-//! Runs tests at one agent, several at once, each in a separate directory.
+//! Runs tests at one agent. Several tests run at the same time, each in a separate directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ async fn run_case(agent: &LocalAgent, number: usize, case: Case) -> Result<Verdi
     let log = String::from_utf8_lossy(&log).into_owned();
     let mismatches = check(&case, &result, &log, &work_dir);
     agent.connection.close(&id).await.map_err(LocalError::from)?;
-    // If this fails, the directory is removed with that of the agent, which contains it.
+    // If this fails, the directory is removed later, together with the agent's directory that contains it.
     let _ = muster_files::remove_tree(&work_dir);
     Ok(verdict(mismatches, log))
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Project;
 
-/// A runner process that is killed when the test ends. Its agent then has no job, and exits.
+/// A runner process that gets SIGTERM when the test ends. Its agent then has no job, and exits.
 struct Runner(Child);
 
 impl Drop for Runner {
@@ -27,7 +27,7 @@ fn runner(project: &Project, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn job_that_fills_an_external_disk_fails_only_itself() {
+fn full_disk_of_an_external_runner_fails_only_the_job() {
     let project = Project::new(
         "big: {script: ['seq 1 300000']}\nafter: {stage: deploy, when: always, script: ['echo still here']}\n",
     );
@@ -45,7 +45,7 @@ fn job_that_fills_an_external_disk_fails_only_itself() {
     let register = ["register", "-n", "--config", &config, "--executor", "shell", "--shell", "bash", "--url", &url];
     let registered = runner(&project, &[&register[..], &["--registration-token", &token]].concat()).status().unwrap();
     assert!(registered.success());
-    // The limit of all logs simulates a full disk: exceeding either has the same effect.
+    // A limit for all logs simulates a full disk. A job that exceeds the limit fails as it would on a full disk.
     let mut run = runner(&project, &["run", "--config", &config]);
     let _runner = Runner(run.env("MUSTER_SPOOL_LIMIT", "1").spawn().unwrap());
     let job_events: Vec<Value> = events.filter(|event| event["event"] == "job").collect();

@@ -54,14 +54,14 @@ fn special_files_are_not_read() {
     project.ci(&["lint", "--file", "other"]).code(2).warns("not a regular file");
     project.ci(&["lint", "--file", "/dev/zero"]).code(2).warns("not a regular file");
     project.write("ok.yml", "a: {script: ['true']}\n");
-    let with = |flag: &str, value: &str| project.ci(&["lint", "--file", "ok.yml", flag, value]);
-    with("--var-file", "other").code(2).warns("not a regular file");
-    with("--file-var", "A=/dev/zero").code(2).warns("not a regular file");
+    let lint_with = |flag: &str, value: &str| project.ci(&["lint", "--file", "ok.yml", flag, value]);
+    lint_with("--var-file", "other").code(2).warns("not a regular file");
+    lint_with("--file-var", "A=/dev/zero").code(2).warns("not a regular file");
     std::fs::remove_file(project.path().join(".gitlab-ci.yml")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", project.path().join(".gitlab-ci.yml")).unwrap();
     project.ci(&["lint"]).code(2).warns("not a regular file");
     project.write("large.env", &"#\n".repeat(1 << 21));
-    with("--var-file", "large.env").code(2).warns("larger than 2 MiB");
+    lint_with("--var-file", "large.env").code(2).warns("larger than 2 MiB");
     project.ci(&["lint", "--file", "large.env"]).code(2).warns("2097152");
 }
 
@@ -89,7 +89,7 @@ fn event_without_pipeline_succeeds() {
 fn unwritable_output_fails_the_command() {
     let project = Project::new("a: {script: ['true']}\n");
     project.ci(&["run"]).code(0);
-    let full = |arguments: &[&str]| {
+    let run_with_full_output = |arguments: &[&str]| {
         let sink = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         CommandOutput::from(project.command(arguments).stdout(sink).output().unwrap())
     };
@@ -111,13 +111,13 @@ fn unwritable_output_fails_the_command() {
         &["show", "last", "a", "--raw"],
         &["clean"],
     ] {
-        let output = full(arguments);
+        let output = run_with_full_output(arguments);
         assert_eq!(output.code, Some(2), "{arguments:?}: {output:#?}");
         output.warns("output is incomplete").warns("No space left on device");
         assert_eq!(output.err.matches("output is incomplete").count(), 1, "{arguments:?}: {output:#?}");
     }
     project.write(".gitlab-ci.yml", "a: {script: ['false']}\n");
-    full(&["run"]).code(1).warns("output is incomplete");
+    run_with_full_output(&["run"]).code(1).warns("output is incomplete");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn closed_pipe_is_not_a_failure() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = CommandOutput::from(project.command(arguments).stdout(writer).output().unwrap()).code(0);
-        assert!(!output.err.contains("complete"), "{arguments:?}: {output:#?}");
+        assert!(!output.err.contains("incomplete"), "{arguments:?}: {output:#?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tutorial: its commands are run as a reader would type them, and their output is compared.
+//! Runs the commands of the tutorial as a reader would type them, and compares their output with the output in the tutorial.
 
 use std::process::Command;
 
@@ -7,9 +7,10 @@ use super::Project;
 /// Line between the outputs of two commands.
 const OUTPUT_SEPARATOR: &str = "@@@ next command";
 
-/// A command of the tutorial, with the output below it. Empty if the tutorial shows no output.
+/// A command of the tutorial.
 pub(crate) struct Step {
     pub(crate) command: String,
+    /// Lines of output that the tutorial shows below the command. Empty if it shows no output.
     pub(crate) output: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ fn tutorial_output_is_current() {
         let write = if step.command.starts_with("git add") { "cp ../ci.yml .gitlab-ci.yml\n" } else { "" };
         script.push_str(&format!("{write}{} </dev/null\necho '{OUTPUT_SEPARATOR}'\n", step.command));
     }
-    // The home directory and environment of the reader. The tutorial creates a repository next to it.
+    // The project provides the home directory and the environment of the reader. The tutorial creates its own repository next to it.
     let project = Project::empty();
     let directory = project.path().parent().unwrap().to_owned();
     std::fs::write(directory.join("ci.yml"), configuration).unwrap();

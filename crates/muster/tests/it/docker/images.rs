@@ -96,7 +96,7 @@ async fn user_of_the_job_replaces_the_user_of_the_image() {
 
 #[tokio::test]
 async fn rejected_setting_of_a_container_is_a_configuration_error() {
-    // Podman answers with the status of an internal error.
+    // Not tested with Podman, which reports rejected settings as internal errors.
     let Some(host) = Host::start().await else { return };
     for (name, setting, value) in
         [("unknown", "CapAdd", json!(["NO_SUCH"])), ("malformed", "Memory", Value::from("much"))]
@@ -111,7 +111,7 @@ async fn rejected_setting_of_a_container_is_a_configuration_error() {
 
 #[tokio::test]
 async fn exceeded_memory_limit_is_named_in_the_failure() {
-    // Podman 4 reports no such event.
+    // Not tested with Podman: version 4 does not report that a container exceeded its memory limit.
     let Some(host) = Host::start().await else { return };
     let mut job = job("memory");
     let limit = 64 * 1024 * 1024;

@@ -18,6 +18,7 @@ async fn steps_run_in_a_container_that_is_removed_afterwards() {
         let commands = "echo \"$A on $(hostname) in $PWD\"; ls /.muster; echo 'a log line' >&2; tr '\\0' '\\n' < /proc/1/cmdline; env";
         let (log, result) = host.run(&job, vec![script(&[commands])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
+        // The variable `A` of the job has the value `handed on`.
         assert!(log.contains("handed on on first-host in /builds/group/project\n"), "{log}");
         assert!(log.contains("\nmuster-agent\na log line\n"), "{log}");
         assert!(log.contains("/.muster/muster-agent\nagent\ncontainer\n"), "{log}");
@@ -74,7 +75,7 @@ async fn volumes_are_kept_for_the_next_job_unless_they_are_temporary() {
         host.close().await;
         let (log, result) = host.run(&job, vec![script(&["ls /cache /builds"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
-        assert_eq!(log.matches("file\n").count(), 1, "{log}");
+        assert_eq!(log.matches("file\n").count(), 1, "only the file in /cache must be left: {log}");
         assert_eq!(host.objects("vols"), "", "objects of the job are left");
     }
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::support::{self, Harness, ManagerProcess};
 use crate::process::until;
 
+/// Number of lines that the script prints.
 const LINES: usize = 60;
 
 /// Writes a marker when it starts, then lines of different lengths for about a second.
@@ -50,11 +51,11 @@ async fn killed_manager_resumes_at_the_acknowledged_byte() {
     let harness = Harness::start().await;
     harness.push(1, &[SCRIPT], json!({}));
     let mut manager = harness.manager(&[]);
-    let mut line = 0;
-    while line < LINES {
-        let next_line = format!("line {} ", (line + rng.random_range(1..20)).min(LINES));
+    let mut lines_received = 0;
+    while lines_received < LINES {
+        let next_line = format!("line {} ", (lines_received + rng.random_range(1..20)).min(LINES));
         let job = harness.coordinator.wait_for(JobId(1), |job| job.text().contains(&next_line)).await;
-        line = job.text().matches("line ").count();
+        lines_received = job.text().matches("line ").count();
         manager = kill_and_restart(&harness, manager).await;
     }
     let job = harness.coordinator.wait_for_end(JobId(1)).await;

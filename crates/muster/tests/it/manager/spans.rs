@@ -68,7 +68,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Checks that each span is within its parent, and that all are one tree below the first.
+/// Checks that each span except the first has a parent in `spans`, and starts and ends within it.
 fn check_tree(spans: &[Span]) {
     for span in &spans[1..] {
         let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a span has no parent");
@@ -100,7 +100,7 @@ async fn job_is_one_trace_that_its_script_can_join() {
     };
     let order = ["retrieval", "pre_checks", "prepare_executor", "get_sources", "step_script", "report", "cleanup"];
     assert!(order.map(position).is_sorted(), "{stages:?}");
-    // In addition to the agent's stages:
+    // The manager adds the stage `health` to the stages of the agent.
     assert!((position("prepare_executor")..position("report")).contains(&position("health")), "{stages:?}");
     let root_attributes = attributes(root);
     for used in ["ci.job.cpu_ms", "ci.job.memory_bytes"] {

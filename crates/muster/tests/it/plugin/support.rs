@@ -1,4 +1,4 @@
-//! The executable under its different names, with its own home directory.
+//! Runs the executable under its different names, with a temporary home directory.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

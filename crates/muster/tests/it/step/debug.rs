@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::Project;
 
-/// Step with nested steps, one of which gets a sensitive input.
+/// Step that runs two steps. The first one gets a sensitive input.
 const BUILD: &str = r"spec: {}
 ---
 run:
@@ -90,7 +90,7 @@ fn step_is_skipped_and_a_failure_is_ignored() {
 }
 
 #[test]
-fn job_without_breakpoints_pauses_at_its_start_and_steps_on() {
+fn job_without_breakpoints_pauses_at_its_start_and_follows_next() {
     let project = project();
     let result = project.step_with_input(&["debug", "bad", "--results", "r.json"], &["next", "next", "skip", "detach"]);
     result.check(

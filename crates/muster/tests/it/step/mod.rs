@@ -49,7 +49,7 @@ outputs:
   url: ${{ steps.publish.outputs.url }}
 "#;
 
-/// Directory with steps, and one for temporary files.
+/// Temporary directory with a directory of steps (`work`) and a directory for temporary files (`tmp`).
 struct Project {
     dir: TempDir,
 }

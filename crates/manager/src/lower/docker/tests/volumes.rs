@@ -29,14 +29,16 @@ fn volumes(change: impl FnOnce(&mut DockerSettings), more: Value) -> Vec<(String
     container(change, more).volumes.iter().map(shown).collect()
 }
 
-/// MD5 of `/builds` and `/cache`.
+/// MD5 of `/builds`.
 const BUILDS: &str = "c33bcaa1fd2c77edfc3893b41966cea8";
+/// MD5 of `/cache`.
 const CACHE: &str = "3c3f060a0374fc8bc39395164f415a70";
 
 #[test]
 fn volumes_are_named_like_those_of_gitlab_runner() {
     let names = Names::of(&payload(json!({})), &with(|_| ()));
-    assert!(names.volumes.len() == "runner-".len() + 32 && names.job.len() == names.project.len() + 17);
+    // The digests have 32 and 16 digits.
+    assert!(names.volumes.len() == "runner-".len() + 32 && names.job.len() == names.project.len() + "-".len() + 16);
     let (reused, own) = (&names.volumes, &names.job);
     let volume = |source: String, destination: &str, temporary| (source, destination.to_owned(), temporary);
     let cached = json!({ "cache": [{ "key": "k", "paths": ["x"] }] });
@@ -80,16 +82,19 @@ fn environments_that_share_an_engine_share_no_volumes_at_the_same_time() {
 
 #[test]
 fn protected_jobs_have_separate_volumes() {
-    let suffix = |more: Value| volumes(|_| (), more)[0].0.ends_with("-protected");
+    let is_protected = |more: Value| volumes(|_| (), more)[0].0.ends_with("-protected");
     let git = |protected: bool| json!({ "git_info": { "repo_url": "https://gitlab.example/a/b.git", "protected": protected } });
-    assert!(suffix(git(true)) && !suffix(git(false)));
+    assert!(is_protected(git(true)) && !is_protected(git(false)));
     let cache = |key: &str| json!([{ "key": key, "paths": ["x"] }]);
-    assert!(suffix(json!({ "cache": cache("k-protected") })) && suffix(json!({ "cache": cache("k-Protected.") })));
+    assert!(
+        is_protected(json!({ "cache": cache("k-protected") }))
+            && is_protected(json!({ "cache": cache("k-Protected.") }))
+    );
     // The server reports that the ref is unprotected, so the job chose the key itself.
     let mut unprotected = git(false);
     unprotected["cache"] = cache("k-protected");
-    assert!(!suffix(unprotected));
-    assert!(!suffix(json!({ "cache": [{ "key": "k-non_protected", "paths": ["x"] }] })));
+    assert!(!is_protected(unprotected));
+    assert!(!is_protected(json!({ "cache": [{ "key": "k-non_protected", "paths": ["x"] }] })));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Values that jobs add to the masked ones while they run (`proxy_exec`).
+//! Jobs that add values to mask while they run (`proxy_exec`).
 
 use muster_job::JobStatus;
 use serde_json::json;
@@ -10,7 +10,7 @@ const ADD: &str = "value=$(echo YWRkZWQtdmFsdWU= | base64 -d); echo \"before $va
 const AFTER: &str = "echo \"after $(echo YWRkZWQtdmFsdWU= | base64 -d)\"";
 
 /// Runs a job with the two scripts. Returns its log.
-async fn log(proxy_exec: bool) -> String {
+async fn run_job(proxy_exec: bool) -> String {
     let harness = Harness::start(1).await;
     harness.configure(&format!("{}proxy_exec = {proxy_exec}\n", harness.entry(0)));
     let payload = json!({
@@ -28,7 +28,7 @@ async fn log(proxy_exec: bool) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn added_value_is_masked_from_then_on_in_all_scripts() {
-    let text = log(true).await;
+    let text = run_job(true).await;
     for expected in ["before added-value", "::add-mask::[MASKED]", "then [MASKED]", "after [MASKED]"] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -36,7 +36,8 @@ async fn added_value_is_masked_from_then_on_in_all_scripts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_value_is_added_without_the_key() {
-    let text = log(false).await;
+async fn no_value_is_masked_without_proxy_exec() {
+    let text = run_job(false).await;
+    // Each of the four `echo` commands prints the value.
     assert_eq!(text.matches("added-value").count(), 4, "{text}");
 }

@@ -69,6 +69,7 @@ async fn gzip_and_raw_are_uploaded_as_they_are() {
     command(&home, "project", "artifacts-uploader", url, &flags("raw")).check(0, &[]);
     let job = coordinator.job(JobId(1)).unwrap();
     assert_eq!(job.artifacts["report.txt"], "first".as_bytes());
+    // The first bytes of every gzip file.
     assert_eq!(job.artifacts["report.txt.gz"][..2], [0x1f, 0x8b]);
     command(&home, "other", "artifacts-downloader", url, &[]).check(1, &["a gzip file, which is not supported"]);
     let two = ["--path", "out", "--artifact-format", "raw"];
