@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::pipe::Sender;
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
 
 use super::cgroup::Cgroup;
@@ -25,7 +25,7 @@ use super::child::Child;
 use super::output::{OutputProgress, copy_to_log};
 use super::spawn::{Program, spawn_in};
 use super::{AWAITED, JOB_TAG, ProcessRecord, ProcessSet, Processes, find_in, procfs};
-use crate::log::{Log, Stream};
+use crate::log::Log;
 use crate::stop::StopToken;
 
 /// Process to start.
