@@ -33,7 +33,7 @@ const STAGES: &[&str] = &[
     "cleanup_file_variables",
 ];
 const SECTION_START: &[u8] = b"section_start:";
-/// Maximum length of a marker: the keyword, seconds, a name.
+/// Maximum length of a marker in bytes: `section_start:`, the seconds, and the name.
 const MAX_MARKER_BYTES: usize = 96;
 /// Maximum number of markers that are checked in one piece of the log, from its end.
 const MAX_MARKERS: usize = 16;

@@ -8,7 +8,7 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::super::{LowerError, matches_pattern};
 
-/// Page about images that a runner allows.
+/// Line of the log that links the page about images that a runner allows.
 const DOCS: &str = "Please check runner's configuration: \
                     https://docs.gitlab.com/runner/configuration/advanced-configuration/#restrict-docker-images-and-services";
 

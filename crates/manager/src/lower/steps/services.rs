@@ -11,7 +11,7 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::JobParts;
 
-/// Returns the program that stands for a service of a job. `None` means that the operator has configured none.
+/// Returns the program that runs in place of a service of a job. `None` means that the operator has configured no program for it.
 pub(in super::super) fn program<'a>(
     runner: &'a RunnerSettings,
     service: &Image,
@@ -21,7 +21,7 @@ pub(in super::super) fn program<'a>(
     runner.steps.services.iter().find(|program| matches_pattern(&program.image, image.trim()))
 }
 
-/// Returns the steps that start the job's services. As in containers, a service that does not start is a warning.
+/// Returns the steps that start the job's services. As with containers, a service that does not start causes only a warning.
 pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
     let JobParts { payload, context, variables, .. } = *parts;
     let mut steps = Vec::new();
