@@ -114,10 +114,9 @@ fn parse_remote(url: &str) -> Option<Remote> {
             scheme @ ("http" | "https") => {
                 let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
                 let web = format!("{scheme}://{host}{port}");
-                let decoded = |text: &str| percent_decoded(text);
-                let login = parsed
-                    .password()
-                    .map(|password| Secret::new(format!("{}:{}", decoded(parsed.username()), decoded(password))));
+                let login = parsed.password().map(|password| {
+                    Secret::new(format!("{}:{}", percent_decoded(parsed.username()), percent_decoded(password)))
+                });
                 Some(Remote { start: format!("{web}/"), web, host, path, ssh_port: None, login })
             }
             "ssh" | "git+ssh" => {

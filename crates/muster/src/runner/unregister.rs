@@ -22,7 +22,7 @@ pub(crate) struct UnregisterArgs {
     token: Option<String>,
     #[command(flatten)]
     tls: super::tls::TlsArgs,
-    /// All runners of the file. Those that cannot be unregistered are kept in it.
+    /// All runners of the file. Runners that cannot be unregistered are kept in the file.
     #[arg(long)]
     all_runners: bool,
 }

@@ -86,6 +86,7 @@ fn demo_reports_a_sufficient_open_files_limit() {
         check_nothing_is_left(directory.path());
     }
     let large = ["--jobs", "16", "--instances", "4", "--slots", "3", "--boot-time-ms", "100"];
+    // The demo requires 56 open files for the small size, and 88 for the large size.
     for (limit, size) in [(56, &small), (88, &large)] {
         let output = demo_with_files(directory.path(), limit, size);
         assert!(output.status.success(), "{limit}: {output:?}");

@@ -58,7 +58,7 @@ impl Live {
         }
         let bar = self.lines.add(ProgressBar::new_spinner());
         bar.set_style(style("  {spinner:.cyan} {msg} {elapsed}"));
-        bar.set_message(ui::fit(&ui::plain(&job.name), ui::width().saturating_sub(16)));
+        bar.set_message(ui::fit(&ui::plain(&job.name), ui::width().saturating_sub(REST_WIDTH)));
         bar.enable_steady_tick(REFRESH_INTERVAL);
         self.running.insert(job.id, bar);
     }
@@ -80,7 +80,7 @@ impl Human {
         Self { live: None, total: 0, name_width: 0, jobs: BTreeMap::new() }
     }
 
-    /// Prints above the lines at the bottom.
+    /// Prints a text above the lines of the running jobs.
     fn print(&self, text: &str) {
         match &self.live {
             Some(live) => live.lines.suspend(|| ui::outln(text)),

@@ -181,7 +181,7 @@ async fn prepare_run(
     }
     let (mut pipeline, play) = select(pipeline, args)?;
     skip_other_projects(&mut pipeline);
-    let containers = containers::choose(args, &pipeline).await?;
+    let containers = containers::choose_engine(args, &pipeline).await?;
     Ok(Some(ReadyPipeline { prepared, pipeline, play, server, containers }))
 }
 

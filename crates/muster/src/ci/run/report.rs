@@ -67,12 +67,12 @@ pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
-/// Returns the tree of a job's step results. `None` if its manager sent none.
+/// Returns the tree of a job's step results. `None` if the manager sent no tree.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
 }
 
-/// Returns the resource usage of a job. `None` if its manager sent none.
+/// Returns the resource usage of a job. `None` if the manager sent no tree.
 pub(in super::super) fn usage_of(job: &JobView) -> Option<ResourceUsage> {
     ResourceUsage::from_tree(job.result_tree.as_ref()?)
 }

@@ -60,7 +60,8 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     Ok(entries.iter().map(normalized).collect())
 }
 
-/// Fills in keys that are missing, zero, false or empty in `target`. Lists are copied as a whole, tables and maps by key.
+/// Copies keys from `source` that are missing, zero, false or empty in `target`. Lists are copied as a whole, tables and maps by key.
+/// `path` is the path of both tables in the schema.
 pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     for (name, item) in source.iter() {
         let (name, nested_path) = match schema().find(path, name) {

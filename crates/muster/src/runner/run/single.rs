@@ -1,8 +1,8 @@
 //! `run-single`: runs the manager of one runner, which is described by flags or by an entry of a file. Runs one job at a time, and exits
 //! after `--max-builds` jobs, or after `--wait-timeout` seconds without a job.
 //!
-//! The manager works as that of `run` does, except that the agent exits with it, because there may be no next start. If the manager was
-//! killed, the next start of the same runner reports the jobs that were running.
+//! The manager works like the manager of `run`, except that the agent exits together with the manager, because there may be no next start.
+//! If the manager was killed, the next start of the same runner reports the jobs that were running.
 
 use std::num::NonZeroI64;
 use std::path::Path;
@@ -141,8 +141,7 @@ fn entry(args: &RunSingleArgs, path: &Path) -> Result<Table, SingleError> {
     Ok(entry)
 }
 
-/// Opens the state of this runner. If several processes run the same runner, each gets its own directory, and a later start finds the state
-/// of an earlier one.
+/// Opens the first state directory of this runner that no other process uses, so a later start finds the state of an earlier process.
 async fn open_store(args: &RunSingleArgs, runner: &str) -> Result<(std::path::PathBuf, Store), RunError> {
     let first = match flags::non_empty(&args.state_dir) {
         Some(path) => absolute(&path)?,

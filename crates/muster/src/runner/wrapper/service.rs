@@ -60,7 +60,7 @@ impl ProcessWrapper for Service {
         let response = self.shut_down(Signal::QUIT)?;
         if let Some(callback) = callback {
             let mut states = self.child.states();
-            // The task ends after the process has exited and a few attempts, or with the wrapper.
+            // The task ends when the callback was sent or the last attempt failed. If the wrapper exits earlier, the task ends with it.
             tokio::spawn(async move {
                 let stopped =
                     states.wait_for(|state| matches!(state, RunnerProcessState::Stopped { .. })).await.is_ok();

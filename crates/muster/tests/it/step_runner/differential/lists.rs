@@ -8,7 +8,9 @@ pub(super) struct Case {
 
 /// A difference between the results of Muster and of step-runner.
 pub(super) struct Difference {
+    /// Whether the results differ if Muster uses the legacy dialect.
     pub(super) in_legacy: bool,
+    /// Whether the results differ if Muster uses the current dialect.
     pub(super) in_current: bool,
     /// Whether one program succeeds and the other one fails.
     pub(super) has_other_exit_status: bool,
@@ -43,10 +45,10 @@ impl Difference {
 
 const NUMBER: &str = "The results have the same number in another notation.";
 const JSON: &str = "The JSON parsers have different messages.";
-const STEP_DIR: &str =
-    "`step_dir` is absolute. In step-runner, it is relative to its own working directory, and empty for the list.";
+const STEP_DIR: &str = "`step_dir` is absolute. In step-runner, it is relative to the working directory of step-runner, and empty for the list.";
 const WORK_DIR: &str = "In the current dialect, a relative `work_dir` is relative to the directory of the job, and the results have its absolute path.";
-const ATTRIBUTE: &str = "In the current dialect, the message about a missing value is that of Moa.";
+const ATTRIBUTE: &str =
+    "In the current dialect, a missing value causes the message of Moa, the expression language of that dialect.";
 const MOA: &str = "In the current dialect, the expression is valid.";
 const REMEDY: &str = "The message has a remedy, or the system's own text.";
 const FILE: &str = "The message has the absolute path of the file, and a remedy or the system's own text.";
@@ -62,7 +64,7 @@ const DYNAMIC_SCRIPT: &str =
 const OBJECTS: &str = "step-runner rejects an object in an array of an input.";
 const SPACE: &str = "step-runner does not remove the space at the start of a reference.";
 const ESCAPE: &str = "In the current dialect, `\\${{` is the text `${{`.";
-const PARSER: &str = "In the current dialect, the message is that of the parser of Moa.";
+const PARSER: &str = "In the current dialect, the message is from the parser of Moa.";
 const URL: &str = "In the current dialect, the host may be `localhost`. The legacy dialect rejects it like step-runner, with a shorter message.";
 const EMPTY: &str = "An empty list is rejected, as in a step file. step-runner runs it.";
 const BRACES: &str = "The message quotes the whole text or the expression with its opening braces, and names a remedy.";
