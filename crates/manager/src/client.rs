@@ -11,7 +11,7 @@ pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client,
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// Returns a client for jobs that exist already. While the certificates are not usable, calls of the client wait.
+/// Returns a client for jobs that exist already. If the certificates are not usable, calls are sent without them until their files change.
 ///
 /// # Errors
 /// [`ClientError::Setup`] if the URL is not usable.

@@ -80,7 +80,7 @@ pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> 
 }
 
 /// Returns the version information about this manager. Each job request has the same information.
-pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
+pub(crate) fn version_info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &SettingsContext::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }

@@ -13,7 +13,7 @@ use muster_pipeline::limits::Limits;
 ///
 /// # Errors
 /// Returns the system's error, or [`io::ErrorKind::InvalidInput`] if the path is not a regular file. Such a path is not opened.
-pub(super) fn start_of_file(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     let meta = std::fs::metadata(path)?;
     if meta.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
@@ -30,9 +30,9 @@ pub(super) fn start_of_file(path: &Path) -> io::Result<Vec<u8>> {
 /// Reads the text of a regular file.
 ///
 /// # Errors
-/// Returns the errors of [`start_of_file`], and an error if the file is too large or not UTF-8.
-pub(super) fn whole_text(path: &Path) -> io::Result<String> {
-    let bytes = start_of_file(path)?;
+/// Returns the errors of [`read_start_of_file`], and an error if the file is too large or not UTF-8.
+pub(super) fn read_text_file(path: &Path) -> io::Result<String> {
+    let bytes = read_start_of_file(path)?;
     if bytes.len() as u64 > limit() {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", limit() >> 20)));
     }

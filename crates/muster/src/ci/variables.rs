@@ -7,7 +7,7 @@ use muster_pipeline::context::InputValue;
 
 use super::args::PipelineArgs;
 use super::error::CiError;
-use super::read::whole_text;
+use super::read::read_text_file;
 
 /// Returns the pipeline variables of `--var-file`, `--file-var` and `--var`. If a name occurs more than once, the last value in this
 /// order of flags applies.
@@ -46,7 +46,7 @@ fn set(variables: &mut Vec<Variable>, variable: Variable) {
 }
 
 fn read(path: &Path) -> Result<String, CiError> {
-    whole_text(path).map_err(|source| CiError::Read { path: path.to_owned(), source })
+    read_text_file(path).map_err(|source| CiError::Read { path: path.to_owned(), source })
 }
 
 fn parse_pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str), CiError> {

@@ -30,6 +30,8 @@ pub(crate) struct Globals {
 }
 
 /// Value of a flag. `None` if its environment variable is set but empty.
+///
+/// This is an alias because clap gives the literal `Option<Option<T>>` another meaning: a flag whose value may be omitted.
 type Optional<T> = Option<T>;
 
 impl Globals {

@@ -62,7 +62,7 @@ pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
 }
 
 /// Returns how long a job ran. `None` if it did not run or has not finished.
-pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
+pub(in super::super) fn job_duration(job: &JobView) -> Option<Duration> {
     let time = job.finished_at? - job.started_at?;
     Some(Duration::try_from(time).unwrap_or_default())
 }
@@ -78,7 +78,7 @@ pub(in super::super) fn usage_of(job: &JobView) -> Option<ResourceUsage> {
 }
 
 /// Returns why a job failed. `None` if it did not fail.
-pub(in super::super) fn failure(job: &JobView) -> Option<String> {
+pub(in super::super) fn failure_message(job: &JobView) -> Option<String> {
     if job.status != JobStatus::Failed {
         return None;
     }

@@ -24,7 +24,7 @@ use prompt::{Prompt, PromptError, Prompter};
 use server::{RegisteredRunner, Server};
 
 use super::entry::{TemplateError, merge, template};
-use crate::config_file::{ConfigError, client, client_of, info, is_created_at_server, log_mode};
+use crate::config_file::{ConfigError, client, client_of, is_created_at_server, log_mode, version_info};
 
 /// Errors of `register`.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +163,7 @@ impl Registration {
         let parsed = config::parse(&document.to_string(), &HostFacts::of(&self.path)).config;
         let parsed = parsed.and_then(|config| Some((config.runners.first().cloned()?, config)));
         let (client, info) = match &parsed {
-            Some((runner, config)) => (client_of(runner), info(config, runner)),
+            Some((runner, config)) => (client_of(runner), version_info(config, runner)),
             None => (client(&self.text("url"), &config::tree::Table::default()), VersionInfo::default()),
         };
         let client = client.map_err(RegisterError::Server)?;

@@ -119,7 +119,7 @@ impl Harness {
     }
 
     /// Waits until the agent's spool contains no job, because each job was closed.
-    pub(crate) async fn check_clean(&self) {
+    pub(crate) async fn wait_for_empty_spool(&self) {
         let jobs = self.path("state").join("spool");
         until(async || if has_jobs(&jobs) { Err(format!("jobs are left in {}", jobs.display())) } else { Ok(()) })
             .await;
