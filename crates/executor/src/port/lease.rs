@@ -27,7 +27,7 @@ pub enum Locality {
     Local,
     /// The environment is one of several machines with an agent each.
     ///
-    /// Such a machine can be lost while the manager keeps running, and a job that has not started can be rescheduled to another one.
+    /// Such a machine can be lost while the manager keeps running, and a job that has not started can be rescheduled to another machine.
     Remote {
         /// Key of the lease in the executor's ledger.
         task_key: String,

@@ -52,7 +52,7 @@ pub struct Plan {
     /// Token that a caller cancels to end the run early. Created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
     /// Initial interval between snapshots.
-    /// It doubles up to 2 seconds during each wait. Defaults to 50 milliseconds.
+    /// During each wait, the interval doubles up to 2 seconds. Defaults to 50 milliseconds.
     pub poll: Duration,
 }
 

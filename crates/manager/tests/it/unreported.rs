@@ -25,7 +25,7 @@ async fn wait_started(harness: &Harness, id: i64) {
     harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Starts a job, which writes a log and ends.
+/// Runs a job that writes a log and ends.
 async fn run_to_end(harness: &Harness, id: i64) {
     push(harness, id);
     wait_started(harness, id).await;

@@ -23,7 +23,7 @@ pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(limit() + 1).read_to_end(&mut bytes)?;
+    File::open(path)?.take(max_file_bytes() + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -33,13 +33,13 @@ pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
 /// Returns the errors of [`read_start_of_file`], and an error if the file is too large or not UTF-8.
 pub(super) fn read_text_file(path: &Path) -> io::Result<String> {
     let bytes = read_start_of_file(path)?;
-    if bytes.len() as u64 > limit() {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", limit() >> 20)));
+    if bytes.len() as u64 > max_file_bytes() {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", max_file_bytes() >> 20)));
     }
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
-fn limit() -> u64 {
+fn max_file_bytes() -> u64 {
     Limits::default().file_bytes as u64
 }
 

@@ -1,6 +1,6 @@
 //! `muster ci shell JOB`: opens a shell in the workspace of a finished job, with its variables.
 //!
-//! With `run --keep` each job has its own workspace, which still exists. Otherwise the shell runs in a new workspace with the commit, the
+//! After `run --keep`, the workspace of each job still exists. Otherwise, the shell runs in a new workspace with the commit, the
 //! job's artifacts and the artifacts that it received.
 
 use std::fs::File;

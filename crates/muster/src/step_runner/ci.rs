@@ -43,7 +43,7 @@ pub(super) struct CiArgs {
     results: ResultsArgs,
 }
 
-/// Reason for which the steps cannot be started.
+/// Reason why the steps cannot be started.
 #[derive(Debug, thiserror::Error)]
 enum CiError {
     #[error("the environment variable STEPS is not set; set it to a list of steps, in YAML or JSON")]

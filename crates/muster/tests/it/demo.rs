@@ -63,7 +63,7 @@ fn demo_timeout_is_reported() {
     assert_eq!(demo(directory.path(), &["--timeout", "0"]).output().unwrap().status.code(), Some(2));
 }
 
-/// Runs the demo with a hard limit of open files, which it cannot raise.
+/// Runs the demo with a hard limit of open files. The demo cannot raise this limit.
 fn demo_with_files(directory: &Path, limit: u32, arguments: &[&str]) -> std::process::Output {
     let inner = demo(directory, arguments);
     let mut command = Command::new("sh");

@@ -90,12 +90,12 @@ impl<'a> Scope<'a> {
     }
 
     /// Returns the unexpanded value of a variable. `rules:if` compares unexpanded values.
-    pub(crate) fn stored(&self, name: &str) -> Option<String> {
+    pub(crate) fn unexpanded_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// Returns the same value as [`Scope::stored`], but `[MASKED]` for a masked variable.
-    pub(crate) fn masked(&self, name: &str) -> Option<String> {
+    /// Returns the same value as [`Scope::unexpanded_value`], but `[MASKED]` for a masked variable.
+    pub(crate) fn masked_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 

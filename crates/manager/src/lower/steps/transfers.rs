@@ -24,7 +24,7 @@ pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSett
     })
 }
 
-/// Returns the entry without its upload URLs, which restoring a cache does not need.
+/// Returns the entry without its upload URLs, because restoring a cache does not need them.
 fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     for object in entry.objects.values_mut() {

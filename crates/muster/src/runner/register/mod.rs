@@ -23,7 +23,7 @@ pub(crate) use args::RegisterArgs;
 use prompt::{Prompt, PromptError, Prompter};
 use server::{RegisteredRunner, Server};
 
-use super::entry::{TemplateError, merge, template};
+use super::entry::{TemplateError, merge, read_template};
 use crate::config_file::{ConfigError, client, client_of, is_created_at_server, log_mode, version_info};
 
 /// Errors of `register`.
@@ -97,7 +97,7 @@ impl Registration {
         let mut entry = args.entry.table.clone();
         if let Some(file) = args.template_config.as_ref().filter(|file| !file.as_os_str().is_empty()) {
             tracing::info!(template = %file.display(), "Merging configuration from template file");
-            merge(&mut entry, &template(file)?, "runners");
+            merge(&mut entry, &read_template(file)?, "runners");
         }
         let concurrent = config.tree.int("concurrent").unwrap_or(1);
         let tokens = config.runners.into_iter().map(|runner| runner.token).collect();

@@ -20,14 +20,14 @@ use super::{HostSettings, ManagerParts, RunError, absolute, manage, problems, st
 use crate::config_file::{ConfigArg, ConfigError};
 use crate::flags::{self, go_int};
 use crate::paths;
-use crate::runner::entry::{EntryFlags, TemplateError, entries, merge};
+use crate::runner::entry::{EntryFlags, TemplateError, merge, read_entries};
 
 /// Maximum number of processes for one runner. Each has its own state directory.
 const MAX_PROCESSES: usize = 256;
 
 /// Arguments of `gitlab-runner run-single`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common ones.")]
+#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common flags.")]
 pub(crate) struct RunSingleArgs {
     #[command(flatten)]
     config: ConfigArg,
@@ -134,7 +134,7 @@ fn entry(args: &RunSingleArgs, path: &Path) -> Result<Table, SingleError> {
         let runners = args.config.load()?.runners;
         let found = runners.iter().find(|runner| runner.name == *name).map(|runner| runner.index);
         let found =
-            found.and_then(|index| entries(path).map(|all| all.into_iter().nth(index)).transpose()).transpose()?;
+            found.and_then(|index| read_entries(path).map(|all| all.into_iter().nth(index)).transpose()).transpose()?;
         let no_runner = || SingleError::NoRunner { path: path.to_owned(), name: name.clone() };
         merge(&mut entry, &found.ok_or_else(no_runner)?, "runners");
     }

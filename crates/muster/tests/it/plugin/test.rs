@@ -63,7 +63,7 @@ fn failed_test_exits_with_1_and_untestable_plugin_with_2() {
     }
 }
 
-/// Returns the tests that did not pass, except those that were expected to be skipped.
+/// Returns the tests that did not pass, except the tests that were expected to be skipped.
 fn unexpected_outcomes(report: &str, skipped: &[&str]) -> Vec<Value> {
     let report: Value = serde_json::from_str(report).unwrap();
     let cases = report["cases"].as_array().unwrap().clone();
