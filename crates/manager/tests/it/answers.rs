@@ -70,7 +70,7 @@ async fn huge_job_timeout_does_not_overflow() {
 }
 
 #[tokio::test]
-async fn stop_is_noticed_while_upload_hangs() {
+async fn abort_cancels_the_job_while_an_upload_hangs() {
     let harness = Harness::start().await;
     harness.push(&json!({}));
     let manager = harness.manager().await;

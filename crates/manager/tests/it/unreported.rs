@@ -64,7 +64,7 @@ async fn unreported_job_releases_its_slot() {
 }
 
 #[tokio::test]
-async fn job_with_refused_report_releases_its_slot() {
+async fn job_whose_report_fails_releases_its_slot() {
     let harness = Harness::start().await;
     let settings = Settings { concurrent: 1, ..harness.settings(|_| {}) };
     let manager = harness.manager_with_settings(settings).await;

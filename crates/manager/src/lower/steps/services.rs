@@ -28,8 +28,8 @@ pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
     for service in &payload.services {
         let Some(program) = program(&context.runner, service, variables) else { continue };
         let expanded = |value: &str, raw: bool| if raw { value.to_owned() } else { variables.expand(value) };
-        let of_job = service.variables.iter().map(|item| (item.key.clone(), expanded(&item.value, item.raw)));
-        let env: BTreeMap<_, _> = of_job.chain(program.env.clone()).collect();
+        let variables_of_job = service.variables.iter().map(|item| (item.key.clone(), expanded(&item.value, item.raw)));
+        let env: BTreeMap<_, _> = variables_of_job.chain(program.env.clone()).collect();
         let title = variables.expand(&service.name).trim().to_owned();
         let inputs = HostService {
             title: title.clone(),

@@ -109,7 +109,7 @@ async fn unregister_keeps_the_rest_of_the_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unregister_requires_a_matching_selector_and_the_server() {
+async fn unregister_keeps_runners_that_are_not_selected_or_that_the_server_refuses() {
     let harness = harness_with_two_runners().await;
     harness.run("unregister", &["-u", "URL"]).check(1, &["FATAL: no runner selected; set --name, --token"]);
     harness.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
