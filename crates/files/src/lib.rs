@@ -7,9 +7,9 @@
 //! - [`read_open`] reads at most as much as the caller permits.
 //! - [`read`], [`read_in`], [`read_tail`] and [`run_blocking`] use threads for blocking calls, and fail after [`READ_TIMEOUT`].
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can
-//!   enter or replace one.
+//!   enter or replace a directory.
 //! - [`remove_tree`] removes a directory of any depth.
-//! - [`DiskUsage`] measures directories of any content.
+//! - [`DiskUsage`] measures the disk space that a directory uses, whatever the directory contains.
 //! - [`listen`] binds a socket that no other user can connect to at any time.
 
 mod directory;

@@ -4,7 +4,8 @@
 /// Escapes a name.
 ///
 /// An upper-case letter becomes `!` and its lower-case letter, so that names differ on case-insensitive file systems, too. A colon
-/// becomes `!`, because `:` separates paths in environment variables.
+/// becomes `!`, because `:` separates paths in environment variables. In a name that starts with an IPv6 address in brackets, an upper-case
+/// letter becomes only its lower-case letter.
 pub(crate) fn escape(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, letter| {
         if letter == ':' {

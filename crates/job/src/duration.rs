@@ -42,7 +42,7 @@ impl GoDuration {
             total = total.checked_add(Duration::try_from_secs_f64(value * nanoseconds / 1e9).ok()?)?;
             rest = tail;
         }
-        // Go counts nanoseconds in 64 bits, which limits a duration to about 292 years.
+        // Go counts nanoseconds in 64 bits, so a duration is at most about 292 years long.
         i64::try_from(total.as_nanos()).ok()?;
         match (text.is_empty(), negative && !total.is_zero()) {
             (true, _) => None,

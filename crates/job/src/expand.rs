@@ -21,7 +21,7 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
         if after.is_empty() {
             expanded.push('$');
         }
-        let (name, length) = name(after, &mut may_close);
+        let (name, length) = parse_name(after, &mut may_close);
         match name {
             Some("$") => expanded.push('$'),
             Some(name) if is_special(name) => {}
@@ -38,9 +38,9 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
     (expanded.len() <= limit).then_some(expanded)
 }
 
-/// Returns the name at the start of `text`, which follows a dollar sign, and the length of the reference. `may_close` is
-/// true if there may be a closing brace.
-fn name<'a>(text: &'a str, may_close: &mut bool) -> (Option<&'a str>, usize) {
+/// Parses the text after a dollar sign. Returns the name, and the length of the reference. `may_close` is true if there may
+/// be a closing brace.
+fn parse_name<'a>(text: &'a str, may_close: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
         let end = if *may_close { inner.find('}') } else { None };
         *may_close = end.is_some();

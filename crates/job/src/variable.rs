@@ -33,7 +33,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// Creates a public variable without further flags, like those of `.gitlab-ci.yml` and most predefined ones.
+    /// Creates a public variable without further flags, like the variables of `.gitlab-ci.yml` and most predefined variables.
     #[must_use]
     pub fn public(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self { key: key.into(), value: value.into(), public: true, masked: false, file: false, raw: false }
@@ -59,7 +59,7 @@ impl fmt::Debug for Variable {
     }
 }
 
-/// A value that is never printed, such as a token or password (invariant J6).
+/// A value that is never printed, such as a token or password (invariant J6 in docs/spec/life-of-a-job.md).
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);

@@ -3,7 +3,7 @@
 use muster_config::settings::{ConnectionAge, RunnerSettings, TlsFiles};
 use muster_runner_api::client::{self as api, Client, ClientError};
 
-/// Returns a client with the runner's URL and certificates, which reuses connections up to `age`.
+/// Returns a client with the runner's URL and certificates, which reuses each connection up to `age`.
 ///
 /// # Errors
 /// [`ClientError::Setup`] if the URL or the certificates are not usable.
@@ -11,7 +11,7 @@ pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client,
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// Returns a client for jobs that exist already: if the certificates are not usable, its calls wait for them.
+/// Returns a client for jobs that exist already. If the certificates are not usable, calls are sent without them until their files change.
 ///
 /// # Errors
 /// [`ClientError::Setup`] if the URL is not usable.

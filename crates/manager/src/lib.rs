@@ -11,7 +11,7 @@
 //!   [`running`] limits the number of running jobs. [`failure`] turns outcomes into updates. [`observe`] records metrics, logs and spans.
 //! - [`reload`] detects changes of `config.toml`. [`rotation`] renews tokens. The crate `muster_config` reads the file.
 //!
-//! The numbers of invariants (J1 to J6) and rules (R1 to R6) in this crate are those of `docs/spec/life-of-a-job.md`. For the manager
+//! The numbers of invariants (J1 to J6) and rules (R1 to R6) in this crate are the numbers in `docs/spec/life-of-a-job.md`. For the manager
 //! they mean: J1 each job that was received is reported, unless the coordinator no longer expects it; J2 a job whose first user command
 //! may have started is never given to another agent; J3 the trace is the agent's log byte for byte, once; J4 no job starts while
 //! `concurrent` jobs are running, or `limit` jobs of its runner; J5 no lease of a job remains after its clean-up; J6 no message of the

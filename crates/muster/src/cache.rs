@@ -60,7 +60,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
 /// Nice value of a collection that a manager started, so that jobs have a higher priority.
 const NICENESS: i32 = 10;
 
-/// Collects all stores. Returns false if a collection failed.
+/// Deletes unused data in all stores. Returns false if a collection failed.
 async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError> {
     if args.due {
         // If the priority cannot be lowered, the collection works anyway.
@@ -93,7 +93,7 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
     Ok(is_complete)
 }
 
-/// Returns the options for the stores of a runner. `None` means that they are not collected.
+/// Returns the options for the stores of a runner. `None` means that the stores are not collected.
 fn options_of(only_due: bool, runner: &RunnerSettings, options: CollectOptions) -> Option<CollectOptions> {
     if !only_due {
         return Some(options);

@@ -79,8 +79,8 @@ pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> 
     TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
-/// Returns the version information about this manager, as it is also sent with each job request.
-pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
+/// Returns the version information about this manager. Each job request has the same information.
+pub(crate) fn version_info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &SettingsContext::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }

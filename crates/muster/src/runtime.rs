@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 /// Maximum number of worker threads.
 const MAX_THREADS: usize = 8;
 
-/// Runs a command to completion on a multi-threaded runtime. Reports an error if the system cannot start threads.
+/// Runs a command to completion on a multi-threaded runtime. Logs an error and returns a failure if the system cannot start threads.
 ///
 /// `work` runs on this thread. Tasks that it spawns run on worker threads for half of the processors: the other half is left to jobs, and
 /// each further thread costs wake-ups.
@@ -26,6 +26,8 @@ pub(crate) fn block_on_one_thread(work: impl Future<Output = ExitCode>) -> ExitC
     run(Builder::new_current_thread(), Box::pin(work))
 }
 
+/// Runs a command to completion on the runtime that `builder` creates.
+///
 /// The future is a trait object, so that the runtime's code is compiled once and not for each command.
 fn run(mut builder: Builder, work: Pin<Box<dyn Future<Output = ExitCode> + '_>>) -> ExitCode {
     match builder.enable_all().build() {

@@ -21,7 +21,7 @@ pub(super) enum Challenge {
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// Returns the strongest challenge of a response that this client supports: Bearer before Basic.
+/// Returns the challenge of a response that this client prefers: Bearer, or else Basic.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let mut basic = None;
@@ -60,7 +60,9 @@ struct Token {
 }
 
 /// Fetches a token, with credentials or anonymously. Returns the value of `Authorization`.
-pub(super) async fn bearer(
+///
+/// `plain_http` is true if the registry is reached without encryption. `challenge` has the realm, the service and the scope.
+pub(super) async fn fetch_bearer(
     http: &reqwest::Client,
     registry: &str,
     plain_http: bool,

@@ -283,7 +283,8 @@ impl Registry {
                 let scope = scope.or(pull_scope);
                 let challenge = (realm.as_str(), service.as_deref(), scope.as_deref());
                 let plain = self.base.scheme() == "http";
-                auth::bearer(&self.http, &self.repository.registry, plain, challenge, credentials.as_ref()).await?
+                auth::fetch_bearer(&self.http, &self.repository.registry, plain, challenge, credentials.as_ref())
+                    .await?
             }
             (Some(Challenge::Basic), Some(credentials)) => auth::basic(credentials),
             (Some(Challenge::Basic), None) => {

@@ -26,7 +26,7 @@ struct References {
     layers: Vec<Descriptor>,
 }
 
-/// Copies what a tag or a digest refers to, and gives it these tags. Returns its digest.
+/// Copies the index or image that a tag or a digest refers to, and adds these tags to the copy. Returns the digest of the copy.
 ///
 /// # Errors
 /// [`RegistryError`] of one of the two repositories.
@@ -35,7 +35,7 @@ pub async fn copy(from: &Registry, reference: &str, to: &Registry, tags: &[&str]
     for entry in &references.manifests {
         let (manifest, inner, url) = fetch(from, &entry.digest).await?;
         if !inner.manifests.is_empty() {
-            return Err(RegistryError::invalid(url, ResponseError::NotAnIndex));
+            return Err(RegistryError::invalid(url, ResponseError::NestedIndex));
         }
         copy_blobs(from, &inner, to).await?;
         to.push_document(None, &manifest).await?;
@@ -61,7 +61,7 @@ impl Registry {
     }
 }
 
-/// Fetches a document with its unchanged bytes.
+/// Fetches the index or image that a tag or a digest refers to. Returns it with its unchanged bytes, its references, and its URL.
 async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References, Url), RegistryError> {
     let url = from.url(&["manifests", reference])?;
     let is_digest = reference.contains(':');
@@ -84,8 +84,8 @@ async fn copy_blobs(from: &Registry, references: &References, to: &Registry) -> 
         if to.has_blob(&blob.digest).await? {
             continue;
         }
+        let url = from.url(&["blobs", &blob.digest])?;
         if blob.size > MAX_BLOB_BYTES {
-            let url = from.url(&["blobs", &blob.digest])?;
             return Err(RegistryError::TooLarge { url: url.to_string(), limit: MAX_BLOB_BYTES });
         }
         let directory =
@@ -93,7 +93,7 @@ async fn copy_blobs(from: &Registry, references: &References, to: &Registry) -> 
         let path = directory.path().join("blob");
         from.download(blob, &path).await?;
         let file = tokio::fs::File::open(&path).await.map_err(|source| RegistryError::File { path, source })?;
-        let digest: Digest = blob.digest.parse().map_err(|error: DigestError| RegistryError::invalid("", error))?;
+        let digest: Digest = blob.digest.parse().map_err(|error: DigestError| RegistryError::invalid(url, error))?;
         to.push_blob(&Blob::in_file(Arc::new(file.into_std().await), 0, blob.size, digest)).await?;
     }
     Ok(())

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
 
-/// A text is not a SHA-256 digest.
+/// Error about a text that is not a SHA-256 digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a valid digest; expected sha256: and 64 hexadecimal digits")]
 pub struct DigestError {

@@ -129,6 +129,9 @@ pub enum ResponseError {
     /// The tag points to an image without a platform.
     #[error("the tag points to the image of a single, unnamed platform; publish an index of platforms")]
     NotAnIndex,
+    /// The index refers to another index.
+    #[error("the index contains another index; publish an index whose entries are images")]
+    NestedIndex,
     /// The URL for tokens is invalid.
     #[error("invalid URL for tokens")]
     TokenUrl(#[from] url::ParseError),
@@ -148,7 +151,7 @@ pub enum ResponseError {
 
 impl RegistryError {
     /// Wraps an error of the HTTP client.
-    /// The URL is removed from it, because redirects can contain secrets.
+    /// The URL is removed from the error, because redirects can contain secrets.
     pub(crate) fn unreachable(url: impl Into<String>, error: reqwest::Error) -> Self {
         Self::Unreachable { url: url.into(), source: error.without_url() }
     }

@@ -45,7 +45,7 @@ pub struct Reference {
 pub enum ReferenceError {
     /// The name of the repository is invalid.
     #[error(
-        "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, optionally with :VERSION ({reason})"
+        "{found:?} is not a valid reference; write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, optionally with :VERSION ({reason})"
     )]
     Name {
         /// The invalid text.
@@ -65,8 +65,9 @@ pub enum ReferenceError {
 
 impl Repository {
     /// Parses `[registry/][group/]name`.
-    /// The first segment is a registry if it contains a dot or a port, or if it is `localhost`. fleeting in GitLab Runner recognizes only a dot, so it
-    /// cannot install from a registry with a port.
+    ///
+    /// The first segment is a registry if it contains a dot or a port, or if it is `localhost`. GitLab Runner recognizes a registry only by a
+    /// dot, so it cannot install from a registry with a port.
     ///
     /// # Errors
     /// [`ReferenceError::Name`].

@@ -120,7 +120,7 @@ impl InstanceExecutor {
             None => scaler.admit(task_key(job.id)),
         };
         self.shared.reservations_changed.notify_one();
-        let request = share::request(search.key, job, &self.shared.settings(), search.tried);
+        let request = share::slot_request(search.key, job, &self.shared.settings(), search.tried);
         let lease = loop {
             let remaining = timeout.saturating_sub(began.elapsed());
             let lease = reservation.acquire(request, remaining).await.map_err(|failure| {

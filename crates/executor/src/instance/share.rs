@@ -17,7 +17,7 @@ use crate::port::{EnvironmentRequest, SlotKey, SlotShare, StickyContextSettings}
 const CONTEXTS_DIR: &str = ".muster/contexts";
 
 /// Returns the request to the scaler for a job.
-pub(super) fn request(
+pub(super) fn slot_request(
     key: &SlotKey,
     job: &EnvironmentRequest,
     settings: &AutoscalerSettings,
@@ -33,7 +33,7 @@ pub(super) fn request(
     }
 }
 
-/// Returns eight bytes of a hash of the parts.
+/// Returns the first eight bytes of the SHA-256 hash of the concatenated parts, as a number.
 fn hash_number(parts: &[&[u8]]) -> u64 {
     let mut hash = Sha256::new();
     parts.iter().for_each(|part| hash.update(part));
@@ -102,7 +102,7 @@ mod tests {
                 sticky: true,
                 ..EnvironmentRequest::new(JobId(1))
             };
-            request(&key, &job, &settings, None)
+            slot_request(&key, &job, &settings, None)
         };
         let one = request_for(1, "build", true);
         assert_eq!(one, request_for(1, "build", true));
@@ -115,7 +115,7 @@ mod tests {
                 && one.job_kind != request_for(2, "build", true).job_kind
         );
         assert_eq!(one.job_kind, request_for(1, "build", false).job_kind);
-        let without_sticky = request(
+        let without_sticky = slot_request(
             &SlotKey { runner: "r".to_owned(), project_id: 1 },
             &EnvironmentRequest { sticky: true, ..EnvironmentRequest::new(JobId(1)) },
             &AutoscalerSettings::default(),

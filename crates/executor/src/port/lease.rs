@@ -11,7 +11,7 @@ use super::ExecutionEnvironment;
 pub struct LeaseRecord {
     /// ID of the environment. Unique within its executor.
     pub environment: String,
-    /// Slot that the job has.
+    /// Slot of the job in the environment.
     pub slot: Slot,
     /// Location of the environment.
     #[serde(default, skip_serializing_if = "Locality::is_local")]
@@ -27,7 +27,7 @@ pub enum Locality {
     Local,
     /// The environment is one of several machines with an agent each.
     ///
-    /// Such a machine can be lost while the manager keeps running, and a job that has not started can be rescheduled to another one.
+    /// Such a machine can be lost while the manager keeps running, and a job that has not started can be rescheduled to another machine.
     Remote {
         /// Key of the lease in the executor's ledger.
         task_key: String,
@@ -38,7 +38,7 @@ pub enum Locality {
 }
 
 impl Locality {
-    /// Returns whether no other environment can take the jobs.
+    /// Returns whether the environment is on the manager's host, or on the only machine of its runner.
     #[must_use]
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Local)
@@ -148,9 +148,9 @@ pub struct SlotKey {
 /// Numbers of one slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
-    /// `CI_CONCURRENT_ID`: lowest number that no other job of the runner has.
+    /// `CI_CONCURRENT_ID`: lowest number that no concurrent job of the runner has.
     pub id: u32,
-    /// `CI_CONCURRENT_PROJECT_ID`: lowest number that no other job of the runner in the same project has.
+    /// `CI_CONCURRENT_PROJECT_ID`: lowest number that no concurrent job of the runner in the same project has.
     pub project_slot: u32,
     /// Runner and project of the job.
     pub key: SlotKey,

@@ -18,7 +18,7 @@ pub enum Connect {
     /// Log in if `ConnectInfo` has credentials.
     #[default]
     Auto,
-    /// Log in always; the case fails without credentials.
+    /// Always log in. Without credentials, the case fails.
     Yes,
     /// Do not log in.
     No,
@@ -31,11 +31,11 @@ pub struct Plan {
     pub executable: PathBuf,
     /// Command-line arguments. Hosts pass none, but an interpreter needs the path of its program.
     pub arguments: Vec<OsString>,
-    /// `plugin_config`.
+    /// Settings of the plugin: the table `plugin_config`.
     pub config: Value,
-    /// `connector_config`.
+    /// Settings that the plugin gets for connections to instances: the table `connector_config`.
     pub connector: ConnectorConfig,
-    /// Settings of `connector_config` for connections to instances.
+    /// Settings of `connector_config` that the plugin does not get, because the kit connects to the instances.
     pub dial: DialOptions,
     /// Number of instances to create, at least 1. The restart case creates one more. Defaults to 2.
     pub instances: u32,
@@ -52,7 +52,7 @@ pub struct Plan {
     /// Token that a caller cancels to end the run early. Created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
     /// Initial interval between snapshots.
-    /// It doubles up to 2 seconds during each wait. Defaults to 50 milliseconds.
+    /// During each wait, the interval doubles up to 2 seconds. Defaults to 50 milliseconds.
     pub poll: Duration,
 }
 

@@ -43,6 +43,7 @@ impl LifecycleRun<'_> {
         Ok(())
     }
 
+    /// Deletes one instance. The inner error is the reason why the case fails. The outer error means that snapshots cannot be read.
     async fn remove_one(&mut self, id: &String) -> Result<Result<(), String>, String> {
         let others: Vec<String> = self.tracker.created().into_iter().filter(|other| other != id).collect();
         let accepted = match self.decrease(std::slice::from_ref(id)).await {
@@ -62,6 +63,7 @@ impl LifecycleRun<'_> {
         Ok(if lost.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} also deleted {}", lost.join(", "))) })
     }
 
+    /// Deletes an instance with a request that also contains an unknown instance.
     async fn remove_with_unknown(&mut self, id: &String) -> Result<Outcome, String> {
         let failure = match self.decrease(&[id.clone(), UNKNOWN_ID.to_owned()]).await {
             Ok(accepted) if accepted.contains(id) => return Ok(Outcome::Pass),
@@ -75,7 +77,7 @@ impl LifecycleRun<'_> {
         let is_deleting = self.tracker.state(id).is_none_or(|state| state == InstanceState::Deleting);
         Ok(if is_deleting {
             Outcome::Warn(format!(
-                "{}; {id} was deleted before the error, which the host does not learn; return the accepted instances",
+                "{}; {id} was deleted, but the host does not learn this from an error; return the accepted instances",
                 failure.text("Decrease")
             ))
         } else {

@@ -23,7 +23,7 @@ pub enum StartError {
     Directory {
         /// Path of the executable.
         path: PathBuf,
-        /// The candidates, each with the reason why it cannot be used.
+        /// Directories that were tried, each with the reason why it cannot be used.
         source: SocketsError,
     },
     /// The process exited before it printed a handshake.

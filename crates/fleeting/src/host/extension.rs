@@ -57,7 +57,7 @@ impl Group {
     }
 
     /// Returns a stream of interruptions and stock changes from now on.
-    /// The stream ends with the plugin's process; callers must then request a new one. A plugin may delay its response until it has a notice.
+    /// The stream ends with the plugin's process. Callers must then request a new stream. A plugin may delay its response until it has a notice.
     /// The stream waits for that response without a timeout.
     ///
     /// # Errors
@@ -75,12 +75,12 @@ impl Group {
                 }
             }
         });
-        // A plugin that responded sends all later notices. A plugin that delays its response has received the request during the timeout.
+        // After this wait, the plugin has received the request, even if it delays its response. It therefore sends all later notices.
         let notices = match tokio::time::timeout(OPEN_TIMEOUT, &mut opening).await {
             Ok(opened) => opened.left_stream(),
             Err(_) => futures::stream::once(opening).flatten().right_stream(),
         };
-        // Notices of a kind that this host does not know are dropped.
+        // The stream ends at the first error. Notices of a kind that this host does not know are dropped.
         let notices = notices.take_while(|message| std::future::ready(message.is_ok()));
         Ok(Box::pin(notices.filter_map(|message| std::future::ready(message.ok().and_then(Notice::from_wire)))))
     }

@@ -1,4 +1,4 @@
-//! Masks a plugin's secrets in its log and in its errors, which the manager shows.
+//! Masks a plugin's secrets in the log and in the errors of the plugin, because the manager shows both.
 
 use serde_json::Value;
 

@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::error::InstallError;
 
 /// Maximum time to wait for another process that changes the directory.
-/// That process does not download anything while it holds the lock.
+/// The other process does not download anything while it holds the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 

@@ -44,7 +44,9 @@ impl Store {
         Ok(installed.into_iter().map(finding).collect())
     }
 
-    /// Describes how the files of an installed version have changed. Empty if another program installed it.
+    /// Describes how the files of an installed version have changed.
+    ///
+    /// The result is empty if the files are unchanged, or if another program installed the version.
     ///
     /// # Errors
     /// The lock file cannot be read.

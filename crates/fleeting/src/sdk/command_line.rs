@@ -11,11 +11,11 @@ use crate::model::Platform;
 use crate::protocol::{COOKIE_KEY, COOKIE_VALUE};
 
 /// Exit status for usage errors, the same as in Go's flag package.
-const USAGE: u8 = 2;
+const USAGE_ERROR_STATUS: u8 = 2;
 
 /// Runs a plugin's whole program.
 ///
-/// Without arguments it serves a host. `-version`, `--version` and `version` print the version. `settings` prints the reference of
+/// Without arguments, the program serves a host. `-version`, `--version` and `version` print the version. `settings` prints the reference of
 /// `plugin_config`. `bootstrap REPOSITORY` copies the executable to the directory of installed plugins.
 #[must_use]
 pub fn main<P: Provider>() -> ExitCode {
@@ -37,9 +37,10 @@ fn execute(plugin: Plugin, arguments: &[String]) -> ExitCode {
             Err(error) => fail(&super::error_chain(&error), ExitCode::FAILURE),
         },
         Some("-h" | "-help" | "--help") => print(&usage(&plugin)),
-        Some(flag) if flag.starts_with('-') => {
-            fail(&format!("flag provided but not defined: {flag}\n{}", usage(&plugin)), ExitCode::from(USAGE))
-        }
+        Some(flag) if flag.starts_with('-') => fail(
+            &format!("flag provided but not defined: {flag}\n{}", usage(&plugin)),
+            ExitCode::from(USAGE_ERROR_STATUS),
+        ),
         // As in Go plugins, other arguments are ignored.
         _ => run(plugin),
     }

@@ -1,4 +1,4 @@
-//! Detects the loss of the host, so that its plugin exits (case P15). Plugins of a Go host keep running when the host is killed.
+//! Detects the loss of the host, so that its plugin exits (case P15). A plugin that is written in Go keeps running when its host is killed.
 //!
 //! ```text
 //! no stream yet --opened--> streams open --the last one broke--> broken --RECONNECT_TIMEOUT--> lost
@@ -76,7 +76,7 @@ impl PluginHost {
                         return;
                     }
                 }
-                // `self` holds the sender, so this cannot fail.
+                // `self` holds the sender, so `changed` cannot fail.
                 _ = count.changed() => {}
                 () = sleep_until(reconnect_by.unwrap_or_else(Instant::now)), if reconnect_by.is_some() => return,
             }

@@ -45,11 +45,11 @@ pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListener
     Err(PortError::Listen { first, last, source })
 }
 
-/// Returns the range from the host's two environment variables. If both are missing, any port is allowed.
+/// Parses the values of `PLUGIN_MIN_PORT` and `PLUGIN_MAX_PORT`. If both are missing or empty, any port is allowed.
 ///
 /// # Errors
 /// [`PortError::Port`] or [`PortError::EmptyRange`].
-pub(crate) fn range(min: Option<&str>, max: Option<&str>) -> Result<RangeInclusive<u16>, PortError> {
+pub(crate) fn parse_port_range(min: Option<&str>, max: Option<&str>) -> Result<RangeInclusive<u16>, PortError> {
     let port = |name, text: Option<&str>| match text {
         None | Some("") => Ok(0),
         Some(text) => text.parse::<u16>().map_err(|source| PortError::Port { name, value: text.to_owned(), source }),
@@ -81,9 +81,9 @@ mod tests {
 
     #[test]
     fn invalid_port_range_is_an_error() {
-        assert_eq!(range(Some("10000"), Some("25000")).unwrap(), 10_000..=25_000);
-        assert_eq!(range(None, Some("")).unwrap(), 0..=0, "an empty variable allows any port");
-        let error = |min, max| range(min, max).unwrap_err().to_string();
+        assert_eq!(parse_port_range(Some("10000"), Some("25000")).unwrap(), 10_000..=25_000);
+        assert_eq!(parse_port_range(None, Some("")).unwrap(), 0..=0, "an empty variable allows any port");
+        let error = |min, max| parse_port_range(min, max).unwrap_err().to_string();
         assert!(error(Some("3"), Some("2")).contains("PLUGIN_MIN_PORT is 3"));
         assert!(error(Some("x"), None).contains("PLUGIN_MIN_PORT is \"x\""));
         assert!(error(None, Some("70000")).contains("PLUGIN_MAX_PORT"));

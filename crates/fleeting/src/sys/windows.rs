@@ -12,7 +12,7 @@ use super::{Endpoint, loopback};
 /// [`PortError`].
 pub(crate) async fn listen() -> Result<(TcpListenerStream, Endpoint), PortError> {
     let [min, max] = ["PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"].map(|key| std::env::var(key).ok());
-    loopback::listen_at(loopback::range(min.as_deref(), max.as_deref())?).await
+    loopback::listen_at(loopback::parse_port_range(min.as_deref(), max.as_deref())?).await
 }
 
 /// Receives Ctrl-C. Other console events keep their default action: they end the process.

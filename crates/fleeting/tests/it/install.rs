@@ -126,7 +126,7 @@ async fn o04_content_with_wrong_digest_is_discarded() {
     let digest = fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
     let mut changed = packed.clone();
     *changed.last_mut().unwrap() ^= 1;
-    std::fs::write(fixture.registry.blob(&digest), &changed).unwrap();
+    std::fs::write(fixture.registry.blob_path(&digest), &changed).unwrap();
 
     let error = fixture.install("g/p").await.unwrap_err();
     assert!(matches!(&error, InstallError::Registry { source: RegistryError::Digest { .. }, .. }), "{error:?}");
@@ -134,7 +134,7 @@ async fn o04_content_with_wrong_digest_is_discarded() {
     assert_eq!(fixture.names("g/p"), [""; 0], "no target directory remains");
     assert_eq!(fixture.store.directory().join(".partial").read_dir().unwrap().count(), 0);
 
-    std::fs::write(fixture.registry.blob(&digest), &packed).unwrap();
+    std::fs::write(fixture.registry.blob_path(&digest), &packed).unwrap();
     assert_eq!(fixture.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
 }
 
@@ -229,7 +229,7 @@ async fn interrupted_download_is_continued() {
     let half = packed.len() / 2;
     let mut changed = packed.clone();
     changed[..half].fill(0);
-    std::fs::write(fixture.registry.blob(&digest), &changed).unwrap();
+    std::fs::write(fixture.registry.blob_path(&digest), &changed).unwrap();
     let partial = fixture.store.directory().join(".partial");
     std::fs::create_dir_all(&partial).unwrap();
     std::fs::write(partial.join(digest.replace(':', "-")), &packed[..half]).unwrap();

@@ -119,7 +119,7 @@ async fn stalling_proxy(upstream: String, bytes: u64, stalled: Arc<Notify>, proc
 #[tokio::test]
 async fn slow_download_does_not_block_other_installs() {
     let Some(fixture) = Fixture::new() else { return };
-    // The content cannot be compressed.
+    // Pseudo-random content, which cannot be compressed, makes the download longer than the proxy forwards before it stalls.
     let next =
         |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     let content: Vec<u8> =

@@ -43,7 +43,7 @@ impl Registry {
     }
 
     /// Returns the path at which the registry stores a blob.
-    pub(crate) fn blob(&self, digest: &str) -> PathBuf {
+    pub(crate) fn blob_path(&self, digest: &str) -> PathBuf {
         let hex = digest.strip_prefix("sha256:").unwrap();
         self.process.dir().join("data/docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
     }

@@ -43,9 +43,9 @@ impl Needles {
         self.texts.iter().map(Vec::as_slice)
     }
 
-    /// Finds the first text at or after `from`, or the longest if several start there. `last` means that the stream has
-    /// ended.
-    pub(super) fn find(&self, bytes: &[u8], from: usize, last: bool) -> Found {
+    /// Finds the first text at or after `from`. If several texts start at the same position, finds the longest.
+    /// `is_stream_end` means that no bytes follow.
+    pub(super) fn find(&self, bytes: &[u8], from: usize, is_stream_end: bool) -> Found {
         let mut at = from;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
             let Some(skip) = rest.iter().position(|byte| self.starts.contains(*byte)) else {
@@ -58,7 +58,7 @@ impl Needles {
                     Compared::Equal(length) => {
                         return Found::At { end: at + length };
                     }
-                    Compared::Undecided if !last => return Found::Undecided(at),
+                    Compared::Undecided if !is_stream_end => return Found::Undecided(at),
                     Compared::Undecided | Compared::Different => {}
                 }
             }

@@ -26,7 +26,7 @@ struct InstanceJobs {
 }
 
 impl ReachabilityTracker {
-    /// Adds a job that is followed on the instance with this name, until the result is dropped.
+    /// Counts a job on the instance with this name until the returned value is dropped.
     pub(super) fn track_job(&self, instance: &str) -> ConnectionHealth {
         self.0.lock().entry(instance.to_owned()).or_default().all += 1;
         ConnectionHealth {
@@ -38,7 +38,7 @@ impl ReachabilityTracker {
     }
 }
 
-/// State of an instance that has been unresponsive for too long.
+/// What the manager assumes about an instance that was unresponsive for its whole timeout.
 #[derive(Debug, Clone, Copy)]
 enum Outage {
     /// No outage is assumed.
@@ -123,7 +123,7 @@ mod tests {
         let mut unreachable = [tracker.track_job("i-1"), tracker.track_job("i-1")];
         assert!(
             unreachable.iter_mut().all(|health| !health.extend_deadline()),
-            "another job of the same instance says nothing about the network"
+            "another job of the same instance does not show an outage of the network"
         );
         let mut other = tracker.track_job("i-2");
         other.set_connected(true);

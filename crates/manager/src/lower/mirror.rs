@@ -1,4 +1,4 @@
-//! The machine's mirror of the repository of a job (`[runners.git_mirror]`).
+//! Mirror of a job's repository on the machine where the job runs (`[runners.git_mirror]`).
 
 use muster_agent_api::builtin::{Checkout, DockerVolume, GitMirror};
 use muster_agent_api::container::MIRROR_DIR;
@@ -16,11 +16,11 @@ use super::{JobContext, docker, driver, suspension};
 const DIRECTORY: &str = "git-mirrors";
 /// Number of hexadecimal digits of the URL's hash in the name of a mirror.
 const URL_DIGITS: usize = 16;
-/// Flags of `git fetch` with which it fetches no tags.
+/// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 
 /// Returns the inputs of the step that prepares the mirror for a checkout. `None` means that the job uses no mirror. `machine` has the directories
-/// on the host of the containers, not those inside a container.
+/// on the host of the containers, not the directories inside a container.
 pub(super) fn git_mirror(
     payload: &JobPayload,
     context: &JobContext,
@@ -35,9 +35,9 @@ pub(super) fn git_mirror(
         && checkout.local_repository.is_none()
         && matches!(checkout.object_format.as_str(), "" | "sha1")
         && !driver::applies(context)
-        // A later job may resume a suspended environment, but the view of the mirror ends with this job.
+        // A later job may resume a suspended environment, but the view of the mirror is removed at the end of this job.
         && !suspension::can_suspend(payload, context)
-        // The job's containers, if it has any, can have a directory of the agent's machine.
+        // If the job has containers, they must be able to mount a directory of the agent's machine.
         && (!context.runner.uses_containers() || docker::has_local_engine(&context.runner));
     let directory = mirror.dir.clone().unwrap_or_else(|| DIRECTORY.into());
     let root = machine.builds.parent()?.join(directory);
@@ -75,7 +75,7 @@ pub(super) fn view_dir(mirror: &GitMirror, context: &JobContext) -> String {
 
 /// Returns the step that prepares the mirror on the agent's machine.
 pub(super) fn step(mirror: &GitMirror, settings: &JobSettings) -> Step {
-    // The lines of the step are outside of a section.
+    // The title is empty, so the step has no section in the log.
     let mut step = Step::new("git_mirror", "", Call::builtin(mirror));
     step.policy.timeout_ms = milliseconds(settings.get_sources_timeout);
     step.policy.allow_failure = true;

@@ -33,7 +33,7 @@ const STAGES: &[&str] = &[
     "cleanup_file_variables",
 ];
 const SECTION_START: &[u8] = b"section_start:";
-/// Maximum length of a marker: the keyword, seconds, a name.
+/// Maximum length of a marker in bytes: `section_start:`, the seconds, and the name.
 const MAX_MARKER_BYTES: usize = 96;
 /// Maximum number of markers that are checked in one piece of the log, from its end.
 const MAX_MARKERS: usize = 16;
@@ -41,8 +41,8 @@ const MAX_MARKERS: usize = 16;
 /// Returns the stage with this name. Unknown steps of users become `step_script`, because the stage is a label of metrics. `None` means
 /// that the section is not a stage.
 pub(super) fn stage_name(name: &str) -> Option<&'static str> {
-    let of_list = STAGES.iter().copied().find(|stage| *stage == name);
-    of_list.or_else(|| name.starts_with("step_").then_some("step_script"))
+    let known = STAGES.iter().copied().find(|stage| *stage == name);
+    known.or_else(|| name.starts_with("step_").then_some("step_script"))
 }
 
 /// Finds section markers in a log that arrives in pieces.

@@ -15,7 +15,7 @@ fn stage_is_read_from_section_markers() {
 }
 
 #[test]
-fn stage_names_are_bounded() {
+fn unknown_steps_are_step_script_and_other_sections_are_no_stage() {
     assert_eq!(stage_name("archive_cache"), Some("archive_cache"));
     assert_eq!((stage_name("step_by_step"), stage_name("anything")), (Some("step_script"), None));
 }

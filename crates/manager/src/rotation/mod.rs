@@ -1,7 +1,7 @@
 //! Renews expiring runner authentication tokens in time, and saves the new tokens in `config.toml`.
 //!
 //! ```text
-//! settings --plan::due--> wait --> lock the file, check that it is writable --> reset at the coordinator --> save --> reload
+//! settings --plan::renewal_time--> wait --> lock the file, check that it is writable --> reset at the coordinator --> save --> reload
 //! ```
 //!
 //! The coordinator refuses the old token as soon as the new one exists. If the new token were lost, the runner would have to be registered
@@ -196,10 +196,9 @@ impl RotationTask {
     /// Returns the next step and its time.
     fn next(&self, settings: &Settings) -> Option<(SystemTime, Step)> {
         let saves = self.unsaved.keys().map(|token| (SystemTime::UNIX_EPOCH, Step::Save(token.clone())));
-        let resets = settings
-            .runners
-            .iter()
-            .filter_map(|runner| Some((plan::due(runner)?.max(self.not_before), Step::Renew(Arc::clone(runner)))));
+        let resets = settings.runners.iter().filter_map(|runner| {
+            Some((plan::renewal_time(runner)?.max(self.not_before), Step::Renew(Arc::clone(runner))))
+        });
         let steps = saves.chain(resets).filter_map(|(due, step)| match self.attempts.get(step.token()) {
             Some(attempts) if attempts.done && matches!(step, Step::Renew(_)) => None,
             Some(attempts) => Some((due.max(attempts.not_before), step)),

@@ -11,7 +11,7 @@ const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 /// A step of the rotation.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Renew the runner's token, whose renewal is due.
+    /// Renew the token of this runner, because its renewal time has come.
     Renew(Arc<RunnerSettings>),
     /// Save a token that has been renewed. The string is the old token, which is still in the file.
     Save(String),
@@ -30,7 +30,7 @@ impl Step {
 /// Returns when the token is renewed: after three quarters of its lifetime, or at once if the start of the lifetime is unknown.
 ///
 /// `None` means that the token does not expire.
-pub(super) fn due(runner: &RunnerSettings) -> Option<SystemTime> {
+pub(super) fn renewal_time(runner: &RunnerSettings) -> Option<SystemTime> {
     at_lifetime_percent(runner, 75)
 }
 
@@ -86,15 +86,19 @@ mod tests {
     }
 
     #[test]
-    fn token_is_due_after_three_quarters_of_its_life() {
-        assert_eq!(hours(due(&runner(Some(100), Some(500)))), Some(400));
+    fn token_is_renewed_after_three_quarters_of_its_lifetime() {
+        assert_eq!(hours(renewal_time(&runner(Some(100), Some(500)))), Some(400));
         assert_eq!(hours(renewal_deadline(&runner(Some(100), Some(500)))), Some(480));
     }
 
     #[test]
-    fn token_without_expiry_is_never_due_and_unknown_lifetime_is_due_at_once() {
-        assert_eq!(due(&runner(Some(100), None)), None);
-        assert_eq!(hours(due(&runner(None, Some(500)))), Some(0));
-        assert_eq!(hours(due(&runner(Some(500), Some(100)))), Some(0), "the token expires before it was obtained");
+    fn token_without_expiry_is_never_renewed_and_token_of_unknown_lifetime_is_renewed_at_once() {
+        assert_eq!(renewal_time(&runner(Some(100), None)), None);
+        assert_eq!(hours(renewal_time(&runner(None, Some(500)))), Some(0));
+        assert_eq!(
+            hours(renewal_time(&runner(Some(500), Some(100)))),
+            Some(0),
+            "the token expires before it was obtained"
+        );
     }
 }

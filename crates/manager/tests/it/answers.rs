@@ -1,4 +1,4 @@
-//! Answers of a coordinator, or of a proxy before it, that must not end a job.
+//! Answers of a coordinator, or of a proxy in front of it, that must not end a job.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ async fn rejected_trace_does_not_delay_report() {
         wait_started(&harness, 1).await;
         harness.coordinator.fail(Call::AppendTrace, [refusal; 100]);
         harness.agent.write(RUN, "log\n");
-        // More rejections than a final update may have.
+        // Three of the 100 faults have occurred. A final update has only two attempts.
         harness.coordinator.faults_left(Call::AppendTrace, 97).await;
         assert!(!harness.agent.spool().jobs[RUN].canceled);
         harness.agent.finish(RUN, Outcome::Success);
@@ -70,7 +70,7 @@ async fn huge_job_timeout_does_not_overflow() {
 }
 
 #[tokio::test]
-async fn stop_is_noticed_while_upload_hangs() {
+async fn abort_cancels_the_job_while_an_upload_hangs() {
     let harness = Harness::start().await;
     harness.push(&json!({}));
     let manager = harness.manager().await;
@@ -111,7 +111,7 @@ async fn slot_is_kept_until_release_is_stored() {
     // The job is reported, but that cannot be stored.
     harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.state_limit.store(limit, Ordering::Relaxed);
-    // This job would get the slot, and the first job's next attempt would not find it.
+    // If the slot were free already, this job would get it. The first job's next attempt would then not find its slot.
     let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
     harness.coordinator.enqueue(serde_json::from_value(next).unwrap());
     wait_started(&harness, 2).await;

@@ -10,11 +10,11 @@ use url::Url;
 
 use crate::harness::{Harness, JOB};
 
-/// Starts a server that answers each call with `body` and the content type `kind`.
-async fn serve_answer(kind: &str, body: &str) -> (Url, JoinSet<()>) {
+/// Starts a server that answers each call with this body and content type.
+async fn serve_answer(content_type: &str, body: &str) -> (Url, JoinSet<()>) {
     let length = body.len();
     let answer = format!(
-        "HTTP/1.1 201 Created\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        "HTTP/1.1 201 Created\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -33,7 +33,7 @@ async fn serve_answer(kind: &str, body: &str) -> (Url, JoinSet<()>) {
 
 #[tokio::test]
 async fn manager_backs_off_after_unusable_job_answers() {
-    for (kind, body) in [
+    for (content_type, body) in [
         ("application/json", ""),
         ("application/json", "null"),
         ("application/json", "[]"),
@@ -45,7 +45,7 @@ async fn manager_backs_off_after_unusable_job_answers() {
         ("text/html", "<html>Welcome</html>"),
     ] {
         let harness = Harness::start().await;
-        let (url, _server) = serve_answer(kind, body).await;
+        let (url, _server) = serve_answer(content_type, body).await;
         let manager = harness.manager_with_settings(harness.settings(|runner| runner.url = url)).await;
         manager.wait_for(|stats| stats.runners[0].wait.is_some()).await;
         let stats = manager.control.stats().await.unwrap();
@@ -57,11 +57,11 @@ async fn manager_backs_off_after_unusable_job_answers() {
 }
 
 /// Replaces every number in a JSON value with `number`.
-fn replace(value: &mut Value, number: i64) {
+fn replace_numbers(value: &mut Value, number: i64) {
     match value {
         Value::Number(_) => *value = json!(number),
-        Value::Array(items) => items.iter_mut().for_each(|item| replace(item, number)),
-        Value::Object(members) => members.values_mut().for_each(|member| replace(member, number)),
+        Value::Array(items) => items.iter_mut().for_each(|item| replace_numbers(item, number)),
+        Value::Object(members) => members.values_mut().for_each(|member| replace_numbers(member, number)),
         _ => {}
     }
 }
@@ -79,7 +79,7 @@ async fn jobs_with_absurd_numbers_end() {
             "steps": [{ "name": "script", "script": ["true"], "timeout": 9 }],
             "dependencies": [{ "id": 1, "token": "t", "name": "n", "artifacts_file": { "filename": "f", "size": 1 } }],
         });
-        replace(&mut more, number);
+        replace_numbers(&mut more, number);
         more["id"] = json!(id);
         more["token"] = json!(format!("secret-{id}"));
         harness.push(&more);

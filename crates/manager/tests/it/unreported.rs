@@ -25,21 +25,23 @@ async fn wait_started(harness: &Harness, id: i64) {
     harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Starts a job, which writes a log and ends.
-async fn run(harness: &Harness, id: i64) {
+/// Runs a job that writes a log and ends.
+async fn run_to_end(harness: &Harness, id: i64) {
     push(harness, id);
     wait_started(harness, id).await;
     harness.agent.write(&format!("{id}-1"), "hello\n");
     harness.agent.finish(&format!("{id}-1"), Outcome::Success);
 }
 
-async fn reported(harness: &Harness, id: i64) {
+/// Waits until a job is reported, and checks its report.
+async fn wait_reported(harness: &Harness, id: i64) {
     let job = harness.coordinator.wait_for_end(JobId(id)).await;
     assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, "hello\n", 1));
     harness.agent.wait_for(|spool| spool.closed.contains(&format!("{id}-1"))).await;
 }
 
-async fn end(harness: &Harness, manager: Running) {
+/// Drains the manager, and checks that it has stored no jobs.
+async fn drain(harness: &Harness, manager: Running) {
     manager.drain().await;
     manager.ended().await.unwrap();
     harness.assert_no_jobs_stored().await;
@@ -48,21 +50,21 @@ async fn end(harness: &Harness, manager: Running) {
 #[tokio::test]
 async fn unreported_job_releases_its_slot() {
     let (harness, manager) = start_manager(100).await;
-    run(&harness, 1).await;
-    run(&harness, 2).await;
+    run_to_end(&harness, 1).await;
+    run_to_end(&harness, 2).await;
     push(&harness, 3);
     wait_started(&harness, 3).await;
     manager.wait_for(|stats| stats.jobs == 1).await;
     harness.coordinator.clear_faults();
-    reported(&harness, 1).await;
-    reported(&harness, 2).await;
+    wait_reported(&harness, 1).await;
+    wait_reported(&harness, 2).await;
     harness.agent.finish("3-1", Outcome::Success);
     harness.coordinator.wait_for_end(JobId(3)).await;
-    end(&harness, manager).await;
+    drain(&harness, manager).await;
 }
 
 #[tokio::test]
-async fn job_with_refused_report_releases_its_slot() {
+async fn job_whose_report_fails_releases_its_slot() {
     let harness = Harness::start().await;
     let settings = Settings { concurrent: 1, ..harness.settings(|_| {}) };
     let manager = harness.manager_with_settings(settings).await;
@@ -72,40 +74,40 @@ async fn job_with_refused_report_releases_its_slot() {
     harness.agent.finish("1-1", Outcome::Success);
     manager.wait_for(|stats| stats.jobs == 0).await;
     harness.coordinator.wait_for_end(JobId(1)).await;
-    end(&harness, manager).await;
+    drain(&harness, manager).await;
 }
 
 #[tokio::test]
-async fn unreported_jobs_are_bounded() {
+async fn job_above_the_limit_of_unreported_jobs_keeps_its_slot() {
     let (harness, manager) = start_manager(1).await;
-    run(&harness, 1).await;
-    run(&harness, 2).await;
+    run_to_end(&harness, 1).await;
+    run_to_end(&harness, 2).await;
     push(&harness, 3);
-    // The second job is retried and keeps the slot.
+    // After eight failed uploads of the two logs, the third job has not started: the second job keeps the slot.
     harness.coordinator.faults_left(Call::AppendTrace, 10_000 - 8).await;
     assert_eq!(harness.agent.spool().started, ["1-1", "2-1"]);
     harness.coordinator.clear_faults();
-    reported(&harness, 1).await;
-    reported(&harness, 2).await;
+    wait_reported(&harness, 1).await;
+    wait_reported(&harness, 2).await;
     wait_started(&harness, 3).await;
     harness.agent.finish("3-1", Outcome::Success);
     harness.coordinator.wait_for_end(JobId(3)).await;
-    end(&harness, manager).await;
+    drain(&harness, manager).await;
 }
 
 #[tokio::test]
 async fn unreported_job_is_restored_without_slot() {
     let (harness, manager) = start_manager(100).await;
-    run(&harness, 1).await;
+    run_to_end(&harness, 1).await;
     push(&harness, 2);
     wait_started(&harness, 2).await;
     manager.kill().await;
     let manager = harness.manager_with_settings(Settings { concurrent: 1, ..harness.settings(|_| {}) }).await;
     manager.wait_for(|stats| stats.jobs == 1).await;
     harness.coordinator.clear_faults();
-    reported(&harness, 1).await;
+    wait_reported(&harness, 1).await;
     harness.agent.finish("2-1", Outcome::Success);
     harness.coordinator.wait_for_end(JobId(2)).await;
     assert_eq!(harness.agent.spool().started, ["1-1", "2-1"], "a job was started twice");
-    end(&harness, manager).await;
+    drain(&harness, manager).await;
 }

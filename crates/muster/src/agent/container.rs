@@ -27,7 +27,7 @@ const SHARED_MODE: u32 = 0o777;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between two attempts to connect to a service. Services do not report when they are ready.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
-/// Time without connections after which the agent exits, which ends the job and the container.
+/// Time without connections after which the agent exits. Its exit ends the job and the container.
 ///
 /// The agent that created the container connects immediately. If it cannot reconnect within a minute, it fails the job and removes the
 /// container. This timeout stops the script if the removal fails too.
@@ -61,7 +61,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
         let _relay = match relay::start(args.relay.as_deref()).await {
             Ok(relay) => relay,
             Err(error) => {
-                // The other agent shows this line in the log of the job.
+                // The agent that created the container shows this line in the log of the job.
                 let _ = writeln!(std::io::stderr(), "{error}");
                 return ExitCode::FAILURE;
             }
@@ -78,13 +78,13 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
             job_nofile_limit: open_files,
             idle_timeout: None,
             unattended_timeout: Some(UNATTENDED_TIMEOUT),
-            // The container is the cgroup of the job.
+            // The cgroup of the container already contains all processes of the job.
             containment: Containment::ProcessTree,
             shutdown: CancellationToken::new(),
         };
         let announce = async {
             if is_ready.await.is_ok() {
-                // If this fails, the other agent has closed the stream and removes the container.
+                // If this fails, the agent that created the container has closed the stream and removes the container.
                 let _ = writeln!(std::io::stdout(), "{READY}");
             }
         };
@@ -110,7 +110,7 @@ fn create_shared(directory: &Path) {
     }
 }
 
-/// Replaces this process with one that does not have the agent's own variables, so that jobs do not inherit them.
+/// Starts this program again in the same process, but without the agent's own environment variables, so that jobs do not inherit them.
 fn exec_without_variables() -> ExitCode {
     let error = match std::env::current_exe() {
         Ok(own) => {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::config_check;
 use super::error::CiError;
-use super::read::whole_text;
+use super::read::read_text_file;
 use super::ui;
 use crate::unpack::UnpackArgs;
 
@@ -141,7 +141,7 @@ impl Config {
         let directory = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
         let directory = directory.or_else(|| std::env::home_dir().map(|home| home.join(".config")));
         let file = directory.unwrap_or_default().join("muster/ci.toml");
-        let text = match whole_text(&file) {
+        let text = match read_text_file(&file) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(source) => return Err(CiError::Read { path: file, source }),
@@ -211,7 +211,7 @@ impl Config {
             (Some(value), None) => value.expose().to_owned(),
             (None, Some(path)) => {
                 let path = expand_home(path);
-                whole_text(&path).map_err(|source| CiError::Read { path, source })?
+                read_text_file(&path).map_err(|source| CiError::Read { path, source })?
             }
             _ => {
                 let (key, file) = (&entry.key, self.file.display());

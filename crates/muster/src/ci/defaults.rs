@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::{ArgAction, Command};
 
-use super::read::whole_text;
+use super::read::read_text_file;
 use super::ui;
 use super::variables::parse_file;
 
@@ -64,7 +64,7 @@ fn read_option_files() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let home = std::env::home_dir().map(|home| home.join(".gitlab-ci-local/.env"));
     for path in home.into_iter().chain([Path::new(".gitlab-ci-local-env").to_owned()]) {
-        let Ok(text) = whole_text(&path) else { continue };
+        let Ok(text) = read_text_file(&path) else { continue };
         match parse_file(&path, &text) {
             Ok(options) => {
                 for (name, value) in options {

@@ -34,7 +34,7 @@ struct Remote {
     /// Base URL for web pages: scheme, host and port.
     web: String,
     /// URL prefix before the path, without a password.
-    start: String,
+    clone_prefix: String,
     login: Option<Secret>,
 }
 
@@ -59,7 +59,7 @@ impl ProjectIdentity {
             .unwrap_or_else(|| "main".to_owned());
         Self {
             server_url: remote.as_ref().map(|remote| remote.web.clone()),
-            clone_url_prefix: remote.as_ref().map(|remote| remote.start.clone()),
+            clone_url_prefix: remote.as_ref().map(|remote| remote.clone_prefix.clone()),
             login: remote.as_ref().and_then(|remote| remote.login.clone()),
             ssh: remote.and_then(|remote| remote.ssh_port.map(|port| (remote.host, port))),
             path,
@@ -114,24 +114,23 @@ fn parse_remote(url: &str) -> Option<Remote> {
             scheme @ ("http" | "https") => {
                 let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
                 let web = format!("{scheme}://{host}{port}");
-                let decoded = |text: &str| percent_decoded(text);
-                let login = parsed
-                    .password()
-                    .map(|password| Secret::new(format!("{}:{}", decoded(parsed.username()), decoded(password))));
-                Some(Remote { start: format!("{web}/"), web, host, path, ssh_port: None, login })
+                let login = parsed.password().map(|password| {
+                    Secret::new(format!("{}:{}", percent_decoded(parsed.username()), percent_decoded(password)))
+                });
+                Some(Remote { clone_prefix: format!("{web}/"), web, host, path, ssh_port: None, login })
             }
             "ssh" | "git+ssh" => {
                 let (user, port) = (parsed.username(), parsed.port());
                 let user = if user.is_empty() { String::new() } else { format!("{user}@") };
                 let port_suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
-                let start = format!("ssh://{user}{host}{port_suffix}/");
+                let clone_prefix = format!("ssh://{user}{host}{port_suffix}/");
                 let web = format!("https://{host}");
-                Some(Remote { start, web, host, path, ssh_port: Some(port.unwrap_or(22)), login: None })
+                Some(Remote { clone_prefix, web, host, path, ssh_port: Some(port.unwrap_or(22)), login: None })
             }
             "git" => {
                 let port = parsed.port().map(|port| format!(":{port}")).unwrap_or_default();
-                let (start, web) = (format!("git://{host}{port}/"), format!("https://{host}"));
-                Some(Remote { start, web, host, path, ssh_port: None, login: None })
+                let (clone_prefix, web) = (format!("git://{host}{port}/"), format!("https://{host}"));
+                Some(Remote { clone_prefix, web, host, path, ssh_port: None, login: None })
             }
             _ => None,
         };
@@ -142,8 +141,8 @@ fn parse_remote(url: &str) -> Option<Remote> {
         return None;
     }
     let host = user_host.rsplit('@').next()?.to_owned();
-    let (start, web) = (format!("{user_host}:"), format!("https://{host}"));
-    Some(Remote { start, web, host, path: clean(path)?, ssh_port: Some(22), login: None })
+    let (clone_prefix, web) = (format!("{user_host}:"), format!("https://{host}"));
+    Some(Remote { clone_prefix, web, host, path: clean(path)?, ssh_port: Some(22), login: None })
 }
 
 /// Decodes the percent-encoding in a part of a URL.

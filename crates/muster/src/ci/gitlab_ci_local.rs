@@ -13,7 +13,7 @@ use muster_pipeline::yaml;
 use super::config::expand_home;
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
-use super::read::whole_text;
+use super::read::read_text_file;
 use super::ui;
 use super::variables::parse_file;
 
@@ -59,7 +59,7 @@ pub(super) fn variables(worktree: &Path, identity: &ProjectIdentity) -> Result<V
 impl VariableFile {
     /// Reads a file. Returns `None` if it does not exist.
     fn read(path: PathBuf) -> Result<Option<Self>, CiError> {
-        match whole_text(&path) {
+        match read_text_file(&path) {
             Ok(text) => Ok(Some(Self { path, text })),
             Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
                 Ok(None)
@@ -150,7 +150,7 @@ impl VariableFile {
         let file = is_path.then(|| expand_home(Path::new(&text))).filter(|path| path.is_file());
         found.push(match file {
             Some(path) => {
-                let content = whole_text(&path).map_err(|source| CiError::Read { path, source })?;
+                let content = read_text_file(&path).map_err(|source| CiError::Read { path, source })?;
                 scoped(key, content, true, scope)
             }
             None => scoped(key, text, kind == Some("file"), scope),

@@ -92,7 +92,8 @@ fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     parts.join(", ")
 }
 
-/// Draws a graph for Graphviz. The edges between two stages meet in one point. Otherwise each pair of jobs would need an edge.
+/// Draws a graph for Graphviz. All edges between two stages meet in one point, because an edge for each pair of jobs would make the graph
+/// unreadable.
 fn dot(pipeline: &Pipeline) -> String {
     let mut text = String::from("digraph pipeline {\n  rankdir=LR;\n  node [shape=box, style=rounded];\n");
     let columns = columns(pipeline);

@@ -48,8 +48,8 @@ pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
 /// Default log filter: only events on which a user may need to act.
 ///
-/// Most logs of the coordinator are off. The end of a run interrupts its requests, so their errors are expected. Failures to store data are
-/// reported as events.
+/// Most logs of the coordinator are off: when a run ends, requests to the coordinator are interrupted, so errors of these requests are expected.
+/// Failures to store data are reported as events.
 const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
 /// Runs a subcommand of `muster ci`.
@@ -87,7 +87,7 @@ pub(crate) fn report_output_error(code: ExitCode) -> ExitCode {
     if code == ExitCode::SUCCESS { problem.exit_status().into() } else { code }
 }
 
-/// Reports the error of a command, and returns its exit code. A command without an error returns whether it succeeded.
+/// Returns the exit code of a command, and reports its error. `Ok(true)` means that the command succeeded.
 pub(crate) fn exit_code<E: std::error::Error>(result: Result<bool, E>) -> ExitCode {
     report_output_error(match result {
         Ok(true) => ExitCode::SUCCESS,

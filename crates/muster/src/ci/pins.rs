@@ -6,7 +6,7 @@ use muster_coordinator::includes::{Pin, Pins};
 use serde::{Deserialize, Serialize};
 
 use super::error::CiError;
-use super::read::whole_text;
+use super::read::read_text_file;
 
 /// Name of the file, at the top of the repository.
 pub(super) const LOCK_FILE: &str = "muster-ci.lock";
@@ -38,7 +38,7 @@ impl Lock {
     /// Reads the file of a repository. Returns `None` if it does not exist.
     pub(super) fn read(worktree: &Path) -> Result<Option<Self>, CiError> {
         let path = worktree.join(LOCK_FILE);
-        let text = match whole_text(&path) {
+        let text = match read_text_file(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(CiError::Read { path, source }),

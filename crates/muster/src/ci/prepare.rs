@@ -16,7 +16,7 @@ use super::context::{RunFacts, context};
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
 use super::pins::{LOCK_FILE, Lock};
-use super::read::start_of_file;
+use super::read::read_start_of_file;
 use super::state::{ProjectState, find_worktree};
 use super::ui;
 
@@ -213,7 +213,7 @@ impl ConfigFile {
     }
 
     fn read(&self) -> Result<Vec<u8>, CiError> {
-        start_of_file(&self.path).map_err(|source| match source.kind() {
+        read_start_of_file(&self.path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: self.path.clone() },
             _ => CiError::Read { path: self.path.clone(), source },
         })

@@ -13,7 +13,7 @@ use muster_pipeline::limits::Limits;
 ///
 /// # Errors
 /// Returns the system's error, or [`io::ErrorKind::InvalidInput`] if the path is not a regular file. Such a path is not opened.
-pub(super) fn start_of_file(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     let meta = std::fs::metadata(path)?;
     if meta.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
@@ -23,23 +23,23 @@ pub(super) fn start_of_file(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let mut bytes = Vec::new();
-    File::open(path)?.take(limit() + 1).read_to_end(&mut bytes)?;
+    File::open(path)?.take(max_file_bytes() + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 /// Reads the text of a regular file.
 ///
 /// # Errors
-/// Returns the errors of [`start_of_file`], and an error if the file is too large or not UTF-8.
-pub(super) fn whole_text(path: &Path) -> io::Result<String> {
-    let bytes = start_of_file(path)?;
-    if bytes.len() as u64 > limit() {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", limit() >> 20)));
+/// Returns the errors of [`read_start_of_file`], and an error if the file is too large or not UTF-8.
+pub(super) fn read_text_file(path: &Path) -> io::Result<String> {
+    let bytes = read_start_of_file(path)?;
+    if bytes.len() as u64 > max_file_bytes() {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", max_file_bytes() >> 20)));
     }
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
-fn limit() -> u64 {
+fn max_file_bytes() -> u64 {
     Limits::default().file_bytes as u64
 }
 

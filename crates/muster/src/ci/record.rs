@@ -19,10 +19,15 @@ pub(super) struct RunRecord {
     pub(super) version: u32,
     /// Start time in RFC 3339.
     pub(super) started_at: String,
+    /// ID of the run's parent pipeline.
     pub(super) pipeline: PipelineId,
+    /// Event of the pipeline, as in `CI_PIPELINE_SOURCE`.
     pub(super) source: String,
+    /// Name of the branch or tag.
     pub(super) ref_name: String,
+    /// Commit that was checked out when the run started.
     pub(super) head_sha: String,
+    /// Whether there were uncommitted changes.
     pub(super) dirty: bool,
     /// `passed`, `failed`, `canceled`, `blocked` or `error`. `None` while the run is active, or if it was killed.
     pub(super) outcome: Option<String>,

@@ -1,6 +1,6 @@
 //! `muster ci shell JOB`: opens a shell in the workspace of a finished job, with its variables.
 //!
-//! With `run --keep` each job has its own workspace, which still exists. Otherwise the shell runs in a new workspace with the commit, the
+//! After `run --keep`, the workspace of each job still exists. Otherwise, the shell runs in a new workspace with the commit, the
 //! job's artifacts and the artifacts that it received.
 
 use std::fs::File;
@@ -52,8 +52,8 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     ui::note(&match existing {
         Some(_) => format!("this is the workspace of job `{}` as the job left it; `exit` leaves the shell", view.name),
         None => format!(
-            "the workspace of job `{}` was not kept (use `muster ci run --keep` to keep it), so this is a new one with the commit \
-             and the artifacts; `exit` leaves the shell",
+            "the workspace of job `{}` was not kept (use `muster ci run --keep` to keep it), so this is a new workspace with the \
+             commit and the artifacts; `exit` leaves the shell",
             view.name
         ),
     });
@@ -72,7 +72,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Returns the directory of a job's workspace, if each job has its own.
+/// Returns the directory that contains a job's workspace in a run with `--keep`, in which each job has its own workspace.
 pub(super) fn job_workspace_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
     run.join("builds").join(job.to_string())
 }

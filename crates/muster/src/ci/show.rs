@@ -17,7 +17,7 @@ use super::config::Config;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
 use super::record::RunRecord;
-use super::run::{TraceLines, failure, job_time, tree_of, usage_of};
+use super::run::{TraceLines, failure_message, job_duration, tree_of, usage_of};
 use super::state::ProjectState;
 use super::ui::{self, Table};
 use crate::unpack::UnpackArgs;
@@ -156,7 +156,7 @@ fn status_text(job: &JobView, is_active: bool) -> &'static str {
 
 /// Returns why a job failed. For a bridge, also names the failed jobs of the child pipeline.
 fn reason(job: &JobView, pipelines: &[PipelineView]) -> Option<String> {
-    let reason = failure(job)?;
+    let reason = failure_message(job)?;
     let child = pipelines.iter().filter(|view| Some(view.summary.id) == job.downstream);
     let failed = child.flat_map(|view| &view.jobs).filter(|inner| inner.status == JobStatus::Failed);
     let names: Vec<_> =
@@ -196,7 +196,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], is_active: bool) -> String {
                 (job.name.clone(), plain),
                 (job.stage.clone(), plain),
                 (status_text(job, is_active).to_owned(), status_style(job, is_active)),
-                (job_time(job).map(ui::duration).unwrap_or_default(), plain),
+                (job_duration(job).map(ui::duration).unwrap_or_default(), plain),
                 (artifacts.join(", "), plain),
                 (reason(job, pipelines).unwrap_or_else(|| retried.to_owned()), ui::DIM),
             ]);
@@ -208,7 +208,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], is_active: bool) -> String {
 
 fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool, with_usage: bool) -> String {
     let mut text = String::new();
-    let time = job_time(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
+    let time = job_duration(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
     let status = ui::paint(status_style(job, is_active), status_text(job, is_active));
     let _ = writeln!(text, "{}  {status}{time}", ui::paint(ui::BOLD, &ui::plain(&job.name)));
     if let Some(reason) = reason(job, pipelines) {

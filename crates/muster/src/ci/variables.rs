@@ -7,7 +7,7 @@ use muster_pipeline::context::InputValue;
 
 use super::args::PipelineArgs;
 use super::error::CiError;
-use super::read::whole_text;
+use super::read::read_text_file;
 
 /// Returns the pipeline variables of `--var-file`, `--file-var` and `--var`. If a name occurs more than once, the last value in this
 /// order of flags applies.
@@ -19,11 +19,11 @@ pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, C
         }
     }
     for text in &args.file_var {
-        let (key, path) = pair("--file-var", "NAME=FILE", text)?;
+        let (key, path) = parse_pair("--file-var", "NAME=FILE", text)?;
         set(&mut variables, Variable { file: true, ..Variable::public(key, read(Path::new(path))?) });
     }
     for text in &args.var {
-        let (key, value) = pair("--var", "NAME=VALUE", text)?;
+        let (key, value) = parse_pair("--var", "NAME=VALUE", text)?;
         set(&mut variables, Variable::public(key, value));
     }
     Ok(variables)
@@ -46,10 +46,10 @@ fn set(variables: &mut Vec<Variable>, variable: Variable) {
 }
 
 fn read(path: &Path) -> Result<String, CiError> {
-    whole_text(path).map_err(|source| CiError::Read { path: path.to_owned(), source })
+    read_text_file(path).map_err(|source| CiError::Read { path: path.to_owned(), source })
 }
 
-fn pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str), CiError> {
+fn parse_pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str), CiError> {
     match text.split_once('=') {
         Some((key, value)) if is_name(key) => Ok((key, value)),
         // The value may be a secret, so only the name is repeated.
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn invalid_name_error_hides_the_value() {
-        let error = pair("--var", "NAME=VALUE", "MY-TOKEN=hunter22").unwrap_err().to_string();
+        let error = parse_pair("--var", "NAME=VALUE", "MY-TOKEN=hunter22").unwrap_err().to_string();
         assert!(!error.contains("hunter22"), "{error}");
     }
 }

@@ -32,9 +32,13 @@ const TRACE_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of the demo.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
+    /// Maximum number of instances.
     pub(super) instances: u32,
+    /// Number of jobs that an instance runs at the same time.
     pub(super) slots: u32,
+    /// Average time from the creation of an instance until jobs can run on it.
     pub(super) boot_time: Duration,
+    /// Seed of the random variation of boot times.
     pub(super) seed: u64,
 }
 

@@ -59,7 +59,7 @@ pub(crate) enum QueryError {
     NoSuchState(PathBuf),
     #[error("failed to read {}; run the command as root or as the manager's user", directory.display())]
     State { directory: PathBuf, source: std::io::Error },
-    #[error("{}: not a manager's state directory; set --state-dir to one", .0.display())]
+    #[error("{}: not a manager's state directory; set --state-dir to the state directory of a manager", .0.display())]
     NoState(PathBuf),
     #[error("{}: no such file; set --config to the manager's configuration, or --state-dir to its state directory", .0.display())]
     NoSuchConfiguration(PathBuf),
@@ -69,7 +69,9 @@ pub(crate) enum QueryError {
 
 /// Source of a fleet's status.
 enum StatusEndpoint {
+    /// `listen_address` of a running manager.
     Manager(String),
+    /// Directory with the ledgers of the manager's scalers.
     Disk(PathBuf),
 }
 

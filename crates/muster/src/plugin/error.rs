@@ -22,7 +22,7 @@ pub(crate) enum PluginError {
     Config(String),
     #[error("failed to read the password from standard input")]
     Password(#[source] std::io::Error),
-    #[error("{}: the directory already exists", .0.display())]
+    #[error("{}: the directory already exists; set --directory to a directory that does not exist yet", .0.display())]
     Exists(PathBuf),
     #[error("{}: no Cargo.toml in this directory; set --sdk to the directory of the crate muster-fleeting", .0.display())]
     NoSdk(PathBuf),

@@ -31,7 +31,7 @@ struct ConfiguredPlugin {
 }
 
 /// Returns the plugins of all runners with an autoscaler.
-fn configured(config: &ConfigArg) -> Result<Vec<ConfiguredPlugin>, PluginError> {
+fn configured_plugins(config: &ConfigArg) -> Result<Vec<ConfiguredPlugin>, PluginError> {
     let config = config.load().map_err(|error| PluginError::Config(error.to_string()))?;
     let mut configured = Vec::new();
     for runner in &config.runners {
@@ -71,7 +71,7 @@ fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
 pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Result<bool, PluginError> {
     let context = lookup_context();
     let mut all_succeeded = true;
-    let plugins = configured(config)?;
+    let plugins = configured_plugins(config)?;
     if plugins.is_empty() {
         ui::note(&format!("{} uses no plugin; nothing to install", config.path().display()));
     }
@@ -79,7 +79,7 @@ pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Resu
         match resolve(&plugin.plugin, &context) {
             Ok(ResolvedPlugin::Installed(path)) if !flags.must_query_registry() => report(&plugin, &path),
             Ok(ResolvedPlugin::Path(path) | ResolvedPlugin::OnPath(path)) => report(&plugin, &path),
-            // Built into this program.
+            // The plugin is part of this program, so there is nothing to install.
             Ok(ResolvedPlugin::BuiltIn { executable, .. }) => report(&plugin, &executable),
             // A path or an executable's name does not refer to a registry.
             Err(error @ (ResolveError::Path { .. } | ResolveError::NotOnPath { .. })) => {
@@ -109,7 +109,7 @@ pub(super) async fn install(args: &ConfiguredInstallArgs) -> Result<bool, Plugin
 pub(super) fn list(args: &ConfiguredListArgs) -> Result<bool, PluginError> {
     let context = lookup_context();
     let mut all_succeeded = true;
-    for plugin in configured(&args.config)? {
+    for plugin in configured_plugins(&args.config)? {
         match resolve(&plugin.plugin, &context) {
             Ok(found) => report(&plugin, found.executable()),
             Err(error) => all_succeeded = report_error(&plugin, &error.into()),

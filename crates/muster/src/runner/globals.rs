@@ -30,10 +30,12 @@ pub(crate) struct Globals {
 }
 
 /// Value of a flag. `None` if its environment variable is set but empty.
+///
+/// This is an alias because clap gives the literal `Option<Option<T>>` another meaning: a flag whose value may be omitted.
 type Optional<T> = Option<T>;
 
 impl Globals {
-    /// Initializes the log, which also goes to the system log if `syslog` is set. Logs the platform, version and process ID.
+    /// Initializes the log. If `syslog` is set, messages are also sent to the system log. Logs the platform, version and process ID.
     pub(super) fn apply(&self, syslog: bool) {
         let level = if self.debug { Some(Level::Debug) } else { self.log_level.flatten() };
         let format = self.log_format.flatten();
@@ -65,7 +67,7 @@ pub(super) fn architecture() -> &'static str {
     }
 }
 
-/// Returns the output of `--version`, which has the same lines as that of gitlab-runner because scripts parse it.
+/// Returns the output of `--version`, which has the same lines as the output of gitlab-runner, because scripts parse it.
 pub(super) fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         format!(

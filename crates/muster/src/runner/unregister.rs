@@ -9,7 +9,7 @@ use muster_job::short_token;
 use muster_runner_api::client::ClientError;
 
 use super::select::{SelectArgs, non_empty, same_url};
-use crate::config_file::{ConfigError, info, is_created_at_server, log_mode, token_request};
+use crate::config_file::{ConfigError, is_created_at_server, log_mode, token_request, version_info};
 
 /// Arguments of `gitlab-runner unregister`.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct UnregisterArgs {
     token: Option<String>,
     #[command(flatten)]
     tls: super::tls::TlsArgs,
-    /// All runners of the file. Those that cannot be unregistered are kept in it.
+    /// All runners of the file. Runners that cannot be unregistered are kept in the file.
     #[arg(long)]
     all_runners: bool,
 }
@@ -86,7 +86,7 @@ async fn unregister_one(args: &UnregisterArgs, config: &Config, runner: &Runner)
     let token = runner.token.expose();
     let client = args.tls.client_of(runner)?;
     if is_created_at_server(token) {
-        let request = token_request(token, &args.select.config.system_id(), info(config, runner));
+        let request = token_request(token, &args.select.config.system_id(), version_info(config, runner));
         client.unregister_manager(&request).await?;
     } else {
         client.unregister(token).await?;

@@ -11,7 +11,7 @@ use muster_runner_api::wire::TokenRequest;
 
 use super::select::{SelectArgs, non_empty};
 use super::tls::TlsArgs;
-use crate::config_file::{ConfigError, info, is_created_at_server, log_mode, token_request};
+use crate::config_file::{ConfigError, is_created_at_server, log_mode, token_request, version_info};
 
 /// Number of runners to verify at the same time.
 const MAX_CONCURRENT: usize = 8;
@@ -68,7 +68,7 @@ async fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
         return Err(VerifyError::NoMatch);
     }
     let system_id = args.select.config.system_id();
-    let request = |runner: &Runner| token_request(runner.token.expose(), &system_id, info(&config, runner));
+    let request = |runner: &Runner| token_request(runner.token.expose(), &system_id, version_info(&config, runner));
     let requests: Vec<TokenRequest> = selected.iter().map(request).collect();
     let checks = selected.iter().zip(&requests).map(|(runner, request)| is_unknown_to_server(args, runner, request));
     let unknown: Vec<bool> = futures::stream::iter(checks).buffered(MAX_CONCURRENT).collect().await;

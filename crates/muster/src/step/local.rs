@@ -1,4 +1,4 @@
-//! Agent that runs only for one `muster step` command. It executes the command's steps as it would execute those of a job.
+//! Agent that runs only for one `muster step` command. The agent executes the command's steps as it would execute the steps of a job.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Maximum time for the agent to end. The agent is then killed.
+/// Maximum time for the agent to exit after SIGTERM. The agent is then killed.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Error of the agent, or of a call to it.

@@ -44,13 +44,13 @@ pub(crate) struct StepVerifyArgs {
 /// Runs `muster step lock`.
 pub(super) async fn lock(args: &StepLockArgs) -> Result<bool, StepCommandError> {
     let extra = args.references.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
-    write(&args.pipeline, &extra, &|_| false).await
+    update_lock_file(&args.pipeline, &extra, &|_| false).await
 }
 
 /// Runs `muster step update`.
 pub(super) async fn update(args: &StepUpdateArgs) -> Result<bool, StepCommandError> {
     let named = args.references.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
-    write(&args.pipeline, &named, &|source| named.is_empty() || named.contains(source)).await
+    update_lock_file(&args.pipeline, &named, &|source| named.is_empty() || named.contains(source)).await
 }
 
 /// Runs `muster step verify`. Returns whether the lock file is complete and its content available.
@@ -60,7 +60,7 @@ pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandErr
     let Some(lock) = read(&path)? else {
         return Err(StepCommandError::Usage(format!("{} does not exist; run `muster step lock`", path.display())));
     };
-    let used = used(&lists, &[], &|source| lock.digest(source).map(str::to_owned)).await?;
+    let used = fetch_used(&lists, &[], &|source| lock.digest(source).map(str::to_owned)).await?;
     report_gaps(&lists, &used);
     let missing: Vec<&Source> =
         used.sources.iter().map(|(source, _)| source).filter(|source| lock.digest(source).is_none()).collect();
@@ -74,7 +74,7 @@ pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandErr
 }
 
 /// Pins the steps of the pipeline, and `extra` sources. `is_updated` selects the sources whose pins are replaced.
-async fn write(
+async fn update_lock_file(
     args: &StepListsArgs,
     extra: &[Source],
     is_updated: &(dyn Fn(&Source) -> bool + Sync),
@@ -83,7 +83,7 @@ async fn write(
     let path = lists.worktree.join(LOCK_FILE);
     let old = read(&path)?.unwrap_or_default();
     let pin = |source: &Source| if is_updated(source) { None } else { old.digest(source).map(str::to_owned) };
-    let used = used(&lists, extra, &pin).await?;
+    let used = fetch_used(&lists, extra, &pin).await?;
     report_gaps(&lists, &used);
     // If some steps of the pipeline are unknown, keep all old pins: they may include steps that were pinned by reference.
     let is_complete = used.dynamic.is_empty() && lists.unreadable.is_empty();
@@ -110,7 +110,7 @@ fn report_change(source: &Source, old: Option<&str>, new: &str) {
 }
 
 /// Finds the remote steps that the lists use, and fetches them and the `extra` sources. `pin` returns the digest to fetch.
-async fn used(
+async fn fetch_used(
     lists: &StepLists,
     extra: &[Source],
     pin: &(dyn Fn(&Source) -> Option<String> + Sync),

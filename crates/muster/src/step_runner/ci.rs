@@ -1,7 +1,7 @@
 //! `muster step-runner ci`: runs the list of steps in the environment variable `STEPS`.
 //!
-//! The variables of the job are those of the environment with certain prefixes. The processes of the steps get only variables that are
-//! independent of the job.
+//! The variables of the job are the environment variables with the prefixes `CI_`, `GITLAB_` and `DOCKER_`. The processes of the steps get only
+//! environment variables that are independent of the job.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub(super) struct CiArgs {
     results: ResultsArgs,
 }
 
-/// Reason for which the steps cannot be started.
+/// Reason why the steps cannot be started.
 #[derive(Debug, thiserror::Error)]
 enum CiError {
     #[error("the environment variable STEPS is not set; set it to a list of steps, in YAML or JSON")]

@@ -27,7 +27,7 @@ pub(crate) enum HelperCommand {
         /// Socket to listen on. Defaults to `step-runner.sock` in the directory for temporary files.
         #[arg(long, value_name = "FILE")]
         socket: Option<PathBuf>,
-        /// Command that gets standard input. The server ends with it.
+        /// Command that gets standard input. The server exits when the command exits.
         #[arg(value_name = "COMMAND", trailing_var_arg = true)]
         command: Vec<OsString>,
     },

@@ -90,7 +90,7 @@ fn fail(error: impl Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the path of the socket if none is chosen.
+/// Returns the path of the socket that is used if the user gives no path.
 fn default_socket() -> PathBuf {
     std::env::temp_dir().join(SOCKET_NAME)
 }

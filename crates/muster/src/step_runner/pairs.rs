@@ -9,7 +9,7 @@ pub(super) struct Pairs(pub(super) Vec<(String, String)>);
 /// Argument that contains no pair of a name and a value.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{0:?} is not of the form name=value; separate several with commas, and quote a pair with a comma in its value"
+    "{0:?} is not of the form name=value; separate several pairs with commas, and quote a pair with a comma in its value"
 )]
 pub(super) struct PairsError(String);
 

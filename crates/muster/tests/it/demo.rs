@@ -63,7 +63,7 @@ fn demo_timeout_is_reported() {
     assert_eq!(demo(directory.path(), &["--timeout", "0"]).output().unwrap().status.code(), Some(2));
 }
 
-/// Runs the demo with a hard limit of open files, which it cannot raise.
+/// Runs the demo with a hard limit of open files. The demo cannot raise this limit.
 fn demo_with_files(directory: &Path, limit: u32, arguments: &[&str]) -> std::process::Output {
     let inner = demo(directory, arguments);
     let mut command = Command::new("sh");
@@ -86,6 +86,7 @@ fn demo_reports_a_sufficient_open_files_limit() {
         check_nothing_is_left(directory.path());
     }
     let large = ["--jobs", "16", "--instances", "4", "--slots", "3", "--boot-time-ms", "100"];
+    // The demo requires 56 open files for the small size, and 88 for the large size.
     for (limit, size) in [(56, &small), (88, &large)] {
         let output = demo_with_files(directory.path(), limit, size);
         assert!(output.status.success(), "{limit}: {output:?}");

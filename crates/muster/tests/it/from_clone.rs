@@ -71,7 +71,7 @@ fn need_script_installs_or_names_missing_tools() {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     let needs = |line: &str| match line {
         "- cargo fmt --check" => Some("- scripts/need rustfmt"),
-        // Not in Python.
+        // This check is a shell script, so it does not need Python.
         "- scripts/check-msrv" => None,
         line if line.starts_with("- scripts/check-") => Some("- scripts/need python3"),
         _ => None,

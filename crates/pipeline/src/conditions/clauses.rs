@@ -63,8 +63,11 @@ impl<'a> Clauses<'a> {
 
     /// Evaluates `if`. An invalid pattern in a variable makes the clause false, as on GitLab, and adds a warning.
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
-        match condition.expression.evaluate_within(&|name| scope.stored(name), &|_| Value::Null, &mut problems.patterns)
-        {
+        match condition.expression.evaluate_within(
+            &|name| scope.unexpanded_value(name),
+            &|_| Value::Null,
+            &mut problems.patterns,
+        ) {
             Ok(is_met) => is_met,
             Err(error) => {
                 let message = format!("`{}` evaluates to false: {error}", condition.text);

@@ -14,11 +14,12 @@ use crate::layers::{self, JobFacts, USER_PREFIX};
 pub(crate) struct Base<'a> {
     context: &'a Context,
     predefined: HashMap<&'a str, &'a Variable>,
+    /// Predefined variables about the user. They take precedence over YAML variables.
     user: HashMap<&'a str, &'a Variable>,
     /// Instance, group and project variables of a job without an environment.
     project: Vec<Variable>,
     pipeline: HashMap<&'a str, &'a Variable>,
-    /// True if the visibility of a project variable depends on the environment.
+    /// Whether the visibility of a project variable depends on the environment.
     scoped: bool,
 }
 
@@ -88,13 +89,13 @@ impl<'a> Scope<'a> {
             .or_else(|| self.job.iter().rev().find(|variable| variable.key == name))
     }
 
-    /// Returns the unexpanded value of a variable, which `rules:if` compares.
-    pub(crate) fn stored(&self, name: &str) -> Option<String> {
+    /// Returns the unexpanded value of a variable. `rules:if` compares unexpanded values.
+    pub(crate) fn unexpanded_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// Returns the same value as [`Scope::stored`], but `[MASKED]` for a masked variable.
-    pub(crate) fn masked(&self, name: &str) -> Option<String> {
+    /// Returns the same value as [`Scope::unexpanded_value`], but `[MASKED]` for a masked variable.
+    pub(crate) fn masked_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 

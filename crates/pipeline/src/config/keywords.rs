@@ -2,7 +2,7 @@
 //!
 //! Source: docs/spec/pipeline-yaml.md, sections 1.1, 1.2, 1.5 and 1.9, which restate GitLab's entry classes and its
 //! editor schema. Keys that only a GitLab server can implement (`identity`, `dast_configuration`) are accepted, so that
-//! the same file is valid for both.
+//! the same file is valid for GitLab and for Muster.
 
 /// Top-level keys that are not jobs.
 pub(crate) const TOP_LEVEL: &[&str] = &[
@@ -187,7 +187,7 @@ pub(crate) const SECRET: &[&str] = &[
     "token",
 ];
 
-/// The providers in [`SECRET`].
+/// Keys of [`SECRET`] that select a provider of secrets.
 pub(crate) const SECRET_PROVIDERS: &[&str] =
     &["vault", "gcp_secret_manager", "azure_key_vault", "aws_secrets_manager", "gitlab_secrets_manager"];
 

@@ -43,7 +43,7 @@ pub(crate) fn detail(
 
 /// Returns text such as `if $A == "b" (A is "c", B is not set)`.
 fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
-    let values = condition.expression.variables().into_iter().map(|name| match scope.masked(name) {
+    let values = condition.expression.variables().into_iter().map(|name| match scope.masked_value(name) {
         Some(value) => format!("{name} is {value:?}", value = shortened(&value, MAX_VALUE_CHARS)),
         None => format!("{name} is not set"),
     });

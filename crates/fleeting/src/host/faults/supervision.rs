@@ -41,6 +41,7 @@ async fn hanging_instance_does_not_restart_the_plugin() {
         group.update().await.unwrap();
     }
     assert!(matches!(&*status.borrow(), PluginStatus::Up { .. }));
+    // Three calls in a row without a response (`MAX_UNANSWERED_CALLS`) replace the process.
     for _ in 0..3 {
         let _ = group.heartbeat(&id("i1")).await;
     }

@@ -124,7 +124,7 @@ const FAULTS: &[Fault] = &[
     faulty("reports_other_ids", &["L9"], "Decrease accepted [\"i-99\"]", Fail),
     faulty("missing_instance_error", &["P14"], "instance i-0 does not exist; hosts repeat such requests", WarnOnly),
     faulty("missing_instance_hang", &["P14"], "no response to Decrease of a deleted instance within 2.0 s", FailOnly),
-    faulty("unreported_deletion", &["P12"], "which the host does not learn", WarnOnly),
+    faulty("unreported_deletion", &["P12"], "the host does not learn this from an error", WarnOnly),
     faulty("hanging_update", &["L2"], "no response to Update within 2.0 s", Fail),
     faulty("crash_in_update", &["L2"], "the plugin exited", Fail),
     faulty("failing_update", &["L2"], "the provider is not available", Fail),

@@ -8,7 +8,7 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::super::{LowerError, matches_pattern};
 
-/// Page about images that a runner allows.
+/// Line of the log that links the page about images that a runner allows.
 const DOCS: &str = "Please check runner's configuration: \
                     https://docs.gitlab.com/runner/configuration/advanced-configuration/#restrict-docker-images-and-services";
 
@@ -65,7 +65,7 @@ pub(super) fn check_allowed(image: &str, list: AllowList, patterns: &[String]) -
 ///
 /// # Errors
 /// [`LowerError`] if the runner allows none of the pull policies.
-pub(super) fn spec(
+pub(super) fn image_spec(
     name: String,
     image: Option<&Image>,
     docker: &DockerSettings,
@@ -89,12 +89,12 @@ pub(super) fn spec(
             allowed.join(" ")
         )));
     }
-    let platform = image.and_then(|image| option(image, "platform", variables)).unwrap_or_default();
+    let platform = image.and_then(|image| docker_option(image, "platform", variables)).unwrap_or_default();
     Ok(ImageSpec { name, pull_policies, platform })
 }
 
 /// Returns an option of `image:docker`, expanded. `None` if it is not set.
-pub(super) fn option(image: &Image, name: &str, variables: &Variables) -> Option<String> {
+pub(super) fn docker_option(image: &Image, name: &str, variables: &Variables) -> Option<String> {
     let value = image.executor_opts.get("docker")?.get(name)?;
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     Some(variables.expand(&text).trim().to_owned()).filter(|text| !text.is_empty())

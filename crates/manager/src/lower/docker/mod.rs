@@ -299,7 +299,7 @@ fn build(
     Ok(ContainerSpec {
         name: format!("{}-build", names.job),
         labels: [(label("type"), "build".to_owned())].into(),
-        image: images::spec(image, of_job, docker, variables)?,
+        image: images::image_spec(image, of_job, docker, variables)?,
         entrypoint: images::entrypoint(of_job.and_then(|own| own.entrypoint.as_deref()), docker, warnings),
         command: None,
         user: user(parts, docker)?,
@@ -312,7 +312,8 @@ fn build(
 
 /// Returns the user of the build container: the configured user, or else the user that the job requests.
 fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerError> {
-    let of_job = || parts.payload.image.as_ref().and_then(|image| images::option(image, "user", parts.variables));
+    let of_job =
+        || parts.payload.image.as_ref().and_then(|image| images::docker_option(image, "user", parts.variables));
     let user = match docker.user.as_str() {
         "" => of_job().unwrap_or_default(),
         user => user.to_owned(),

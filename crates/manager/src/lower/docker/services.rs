@@ -107,7 +107,7 @@ fn service_spec(
 ) -> Result<ServiceSpec, LowerError> {
     let (name, version) = split_image(&service.name);
     let separator = if version.starts_with('@') { "" } else { ":" };
-    let image = images::spec(service.name.clone(), service.of_job, docker, parts.variables)?;
+    let image = images::image_spec(service.name.clone(), service.of_job, docker, parts.variables)?;
     let privileged =
         docker.service.privileged && images::may_be_privileged(&service.name, &docker.allowed_privileged_services);
     let facts = ContainerFacts {
@@ -122,7 +122,10 @@ fn service_spec(
         image,
         entrypoint: images::entrypoint(service.entrypoint, docker, warnings),
         command: service.command.filter(|command| !command.is_empty()).map(<[String]>::to_vec),
-        user: service.of_job.and_then(|image| images::option(image, "user", parts.variables)).unwrap_or_default(),
+        user: service
+            .of_job
+            .and_then(|image| images::docker_option(image, "user", parts.variables))
+            .unwrap_or_default(),
         env: environment(parts, service),
         host_config: host_config(&docker.service, &facts, &parts.context.docker)?,
         ..ContainerSpec::default()

@@ -66,10 +66,10 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
         steps.push(sources::step(&checkout, settings));
     }
     steps.extend(transfers::restore_caches(&caches, settings));
-    steps.extend(transfers::download(payload, settings));
+    steps.extend(transfers::download_artifacts(payload, settings));
     steps.extend(scripts::scripts(payload, context, variables, settings, flags)?);
     steps.extend(transfers::save_caches(&caches));
-    steps.extend(transfers::uploads(parts));
+    steps.extend(transfers::upload_artifacts(parts));
     steps.extend(operator::after(parts));
     let checkout = if flags.is_on("FF_ENABLE_JOB_CLEANUP") { settings.strategy.clone() } else { String::new() };
     let cleanup = Cleanup {

@@ -11,7 +11,7 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::JobParts;
 
-/// Returns the program that stands for a service of a job. `None` means that the operator has configured none.
+/// Returns the program that runs in place of a service of a job. `None` means that the operator has configured no program for it.
 pub(in super::super) fn program<'a>(
     runner: &'a RunnerSettings,
     service: &Image,
@@ -21,15 +21,15 @@ pub(in super::super) fn program<'a>(
     runner.steps.services.iter().find(|program| matches_pattern(&program.image, image.trim()))
 }
 
-/// Returns the steps that start the job's services. As in containers, a service that does not start is a warning.
+/// Returns the steps that start the job's services. As with containers, a service that does not start causes only a warning.
 pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
     let JobParts { payload, context, variables, .. } = *parts;
     let mut steps = Vec::new();
     for service in &payload.services {
         let Some(program) = program(&context.runner, service, variables) else { continue };
         let expanded = |value: &str, raw: bool| if raw { value.to_owned() } else { variables.expand(value) };
-        let of_job = service.variables.iter().map(|item| (item.key.clone(), expanded(&item.value, item.raw)));
-        let env: BTreeMap<_, _> = of_job.chain(program.env.clone()).collect();
+        let variables_of_job = service.variables.iter().map(|item| (item.key.clone(), expanded(&item.value, item.raw)));
+        let env: BTreeMap<_, _> = variables_of_job.chain(program.env.clone()).collect();
         let title = variables.expand(&service.name).trim().to_owned();
         let inputs = HostService {
             title: title.clone(),

@@ -24,7 +24,7 @@ pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSett
     })
 }
 
-/// Returns the entry without its upload URLs, which restoring a cache does not need.
+/// Returns the entry without its upload URLs, because restoring a cache does not need them.
 fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     for object in entry.objects.values_mut() {
@@ -38,7 +38,7 @@ fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns the entry with only the upload URLs of its own key, which is all that saving a cache needs.
+/// Returns the entry with only what saving a cache needs: the upload URLs of its own key, and the indexes of its chunks.
 fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     let key = entry.key.clone();
@@ -53,8 +53,8 @@ fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns the step that downloads the archives of other jobs.
-pub(super) fn download(payload: &JobPayload, settings: &JobSettings) -> Option<Step> {
+/// Returns the step that downloads the artifacts of other jobs.
+pub(super) fn download_artifacts(payload: &JobPayload, settings: &JobSettings) -> Option<Step> {
     let from: Vec<_> = payload
         .dependencies
         .iter()
@@ -73,12 +73,12 @@ pub(super) fn download(payload: &JobPayload, settings: &JobSettings) -> Option<S
     })
 }
 
-/// Returns the steps that save the caches: one for the caches to save after a failure, and one for those to save after a success.
+/// Returns the steps that save the caches: first a step that runs after a failure, then a step that runs after a success.
 ///
-/// The failure variant comes first. In the other order, a failure of the success variant would start the failure variant, too.
+/// In the other order, a failure of the step for success would start the step for failure, too.
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     let save = |when: When, name: &str, title: &str| {
-        let matching = caches.iter().filter(|(_, cache_when)| matches_variant(cache_when, when));
+        let matching = caches.iter().filter(|(_, cache_when)| is_transferred_by(cache_when, when));
         let caches: Vec<_> = matching.map(|(entry, _)| without_downloads(entry)).collect();
         (!caches.is_empty()).then(|| {
             let mut step = Step::new(name, title, Call::builtin(&CacheSave { caches }));
@@ -92,12 +92,12 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// Returns the steps that upload the artifacts: first the failure variant, then the success variant, as for caches.
-pub(super) fn uploads(parts: &JobParts<'_>) -> Vec<Step> {
+/// Returns the steps that upload the artifacts: first a step that runs after a failure, then a step that runs after a success.
+pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
     let artifacts: &[Artifact] = &parts.payload.artifacts;
     let upload = |when: When, name: &str, title: &str| {
         let matching = artifacts.iter().filter(|artifact| {
-            matches_variant(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty())
+            is_transferred_by(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty())
         });
         let artifacts: Vec<_> = matching
             .map(|artifact| ArtifactsUpload {
@@ -148,11 +148,11 @@ fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     }
 }
 
-/// Returns whether a `when` value of the payload belongs to the variant.
-fn matches_variant(when: &str, variant: When) -> bool {
+/// Returns whether a cache or an artifact with this `when` value is transferred by the step that runs under the condition `step_when`.
+fn is_transferred_by(when: &str, step_when: When) -> bool {
     match when {
         "always" => true,
-        "on_failure" => variant == When::OnFailure,
-        _ => variant == When::OnSuccess,
+        "on_failure" => step_when == When::OnFailure,
+        _ => step_when == When::OnSuccess,
     }
 }

@@ -15,7 +15,7 @@ fn vault(file: Value, data: Value) -> Value {
     })
 }
 
-fn of(secrets: Value) -> Result<SecretRequests, LowerError> {
+fn requests_for(secrets: Value) -> Result<SecretRequests, LowerError> {
     let mut extra = variables(&[
         ("VAULT_SERVER_URL", "https://vault.example"),
         ("STAGE", "production"),
@@ -29,7 +29,9 @@ fn of(secrets: Value) -> Result<SecretRequests, LowerError> {
 
 #[test]
 fn references_in_the_requests_of_vault_are_expanded() {
-    let found = of(json!({ "A": vault(json!(null), json!({ "jwt": "$TOKEN", "role": "", "ignored": [1] })) })).unwrap();
+    let found =
+        requests_for(json!({ "A": vault(json!(null), json!({ "jwt": "$TOKEN", "role": "", "ignored": [1] })) }))
+            .unwrap();
     assert_eq!((found.attempts, found.missing_fails), (3, false));
     let secret = &found.list[0].secret;
     let server = VaultServer {
@@ -53,10 +55,10 @@ fn request_of_gitlab_secrets_manager_is_not_expanded() {
             "engine": { "name": "kv-v2", "path": "secrets/kv" }, "path": "explicit/$A", "field": "value"
         } } })
     };
-    let found = of(secret(json!({ "jwt": "t", "role": "r", "auth_mount": "gitlab_rails_jwt" }))).unwrap();
+    let found = requests_for(secret(json!({ "jwt": "t", "role": "r", "auth_mount": "gitlab_rails_jwt" }))).unwrap();
     let found = &found.list[0].secret;
     assert_eq!((found.path.as_str(), found.server.login_path.as_str()), ("explicit/$A", "auth/gitlab_rails_jwt/login"));
-    let found = of(secret(json!({ "jwt": "t", "path": "auth/own/login", "auth_mount": "m" }))).unwrap();
+    let found = requests_for(secret(json!({ "jwt": "t", "path": "auth/own/login", "auth_mount": "m" }))).unwrap();
     assert_eq!(found.list[0].secret.server.login_path, "auth/own/login");
 }
 
@@ -70,12 +72,12 @@ fn invalid_secrets_are_named() {
         json!({ "A": { "file": true } }),
         json!({ "A": "text" }),
     ]
-    .map(|secrets| of(secrets).unwrap_err().message);
+    .map(|secrets| requests_for(secrets).unwrap_err().message);
     insta::assert_json_snapshot!(errors);
 }
 
 #[test]
-fn fetched_secrets_are_variables_that_others_can_refer_to() {
+fn other_variables_can_refer_to_fetched_secrets() {
     let mut extra = variables(&[("URL", "postgres://app:$PASSWORD@db"), ("PASSWORD", "of the payload")]);
     extra["secrets"] = json!({ "PASSWORD": vault(json!(false), json!({ "jwt": "t" })) });
     let fetched = Variable { raw: true, ..Variable::secret("PASSWORD", "a$URL") };

@@ -134,7 +134,7 @@ fn isolated(runner: &mut RunnerSettings) {
 }
 
 #[test]
-fn vm_image_of_job_overrides_that_of_runner() {
+fn vm_image_of_job_overrides_vm_image_of_runner() {
     let with = |change: &dyn Fn(&mut RunnerSettings), extra: Value| {
         let mut runner = runner();
         change(&mut runner);

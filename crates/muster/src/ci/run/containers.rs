@@ -19,7 +19,7 @@ pub(super) struct Containers {
 #[derive(Debug, Clone)]
 enum WithoutImage {
     OnHost,
-    /// In this image. `None` means that they fail.
+    /// In a container of this image. `None` means that a job without an image fails.
     InImage(Option<String>),
 }
 
@@ -36,8 +36,8 @@ impl Containers {
     }
 }
 
-/// Returns the engine for the jobs of a pipeline, and prints what was chosen. `None` means that no job runs in a container.
-pub(super) async fn choose(args: &RunArgs, pipeline: &Pipeline) -> Result<Option<Containers>, CiError> {
+/// Returns the engine for the jobs of a pipeline, and prints where the jobs run. `None` means that no job runs in a container.
+pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result<Option<Containers>, CiError> {
     let jobs = Jobs::of(pipeline);
     match args.executor {
         Executor::External => Ok(None),
@@ -117,7 +117,7 @@ impl Jobs {
 
     /// Prints which settings are ignored because no job runs in a container.
     ///
-    /// `reason` is why there are no containers. `None` means that the user chose this, or that no job needs one.
+    /// `reason` is why no engine could be used. `None` means that the user chose to run without containers, or that no job has an image.
     fn report_ignored(&self, reason: Option<&str>) {
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         if let Some(jobs) = first_and_count(&self.with_image) {

@@ -1,7 +1,7 @@
 //! Finds, signals and reaps the descendants of this process. On systems other than Linux, no descendants are found.
 
 pub(crate) use sys::adopt_orphans;
-pub(super) use sys::{all, kill, reap, terminate};
+pub(super) use sys::{kill, reap, running_descendants, terminate};
 
 #[cfg(target_os = "linux")]
 mod sys {
@@ -17,7 +17,7 @@ mod sys {
     }
 
     /// Returns all running descendants, each process before its children.
-    pub(in super::super) fn all() -> Vec<u32> {
+    pub(in super::super) fn running_descendants() -> Vec<u32> {
         descendants_of(std::process::id())
     }
 
@@ -93,7 +93,7 @@ mod sys {
                 assert!(std::time::Instant::now() < deadline, "the grandchild was not found");
                 std::thread::yield_now();
             }
-            assert!(all().contains(&child.id()));
+            assert!(running_descendants().contains(&child.id()));
             descendants_of(child.id()).into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }
@@ -108,7 +108,7 @@ mod sys {
                 assert!(std::time::Instant::now() < deadline, "the process did not change its name or start its child");
                 std::thread::yield_now();
             }
-            let (found, grandchildren) = (all(), descendants_of(child.id()));
+            let (found, grandchildren) = (running_descendants(), descendants_of(child.id()));
             assert!(found.contains(&child.id()), "the process with the non-UTF-8 name was not found");
             assert!(grandchildren.iter().all(|pid| found.contains(pid)), "the children of the process were not found");
             grandchildren.into_iter().chain([child.id()]).for_each(kill);
@@ -120,7 +120,7 @@ mod sys {
 #[cfg(not(target_os = "linux"))]
 mod sys {
     pub(crate) fn adopt_orphans() {}
-    pub(in super::super) fn all() -> Vec<u32> {
+    pub(in super::super) fn running_descendants() -> Vec<u32> {
         Vec::new()
     }
     pub(in super::super) fn terminate(_pid: u32) {}

@@ -9,7 +9,7 @@ use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
 
 use super::super::ui;
-use super::report::{Reporter, RunInfo, RunResult, failure, job_time};
+use super::report::{Reporter, RunInfo, RunResult, failure_message, job_duration};
 use super::summary;
 
 /// Maximum number of running jobs to show.
@@ -58,7 +58,7 @@ impl Live {
         }
         let bar = self.lines.add(ProgressBar::new_spinner());
         bar.set_style(style("  {spinner:.cyan} {msg} {elapsed}"));
-        bar.set_message(ui::fit(&ui::plain(&job.name), ui::width().saturating_sub(16)));
+        bar.set_message(ui::fit(&ui::plain(&job.name), ui::width().saturating_sub(REST_WIDTH)));
         bar.enable_steady_tick(REFRESH_INTERVAL);
         self.running.insert(job.id, bar);
     }
@@ -80,7 +80,7 @@ impl Human {
         Self { live: None, total: 0, name_width: 0, jobs: BTreeMap::new() }
     }
 
-    /// Prints above the lines at the bottom.
+    /// Prints a text above the lines of the running jobs.
     fn print(&self, text: &str) {
         match &self.live {
             Some(live) => live.lines.suspend(|| ui::outln(text)),
@@ -102,14 +102,14 @@ impl Human {
     }
 
     fn line(&self, job: &JobView) -> Option<String> {
-        let time = job_time(job).map(ui::duration).unwrap_or_default();
+        let time = job_duration(job).map(ui::duration).unwrap_or_default();
         let name = self.name(job);
         let (style, sign, rest) = match job.status {
             JobStatus::Success => (ui::GOOD, "✓", time),
             JobStatus::Failed if job.allow_failure => {
-                (ui::WARN, "!", format!("{time}  {} (allowed to fail)", failure(job).unwrap_or_default()))
+                (ui::WARN, "!", format!("{time}  {} (allowed to fail)", failure_message(job).unwrap_or_default()))
             }
-            JobStatus::Failed => (ui::BAD, "✗", format!("{time}  {}", failure(job).unwrap_or_default())),
+            JobStatus::Failed => (ui::BAD, "✗", format!("{time}  {}", failure_message(job).unwrap_or_default())),
             JobStatus::Canceled => (ui::WARN, "-", "canceled".to_owned()),
             JobStatus::Skipped => (ui::DIM, "-", "skipped".to_owned()),
             JobStatus::Running if self.live.is_none() && job.kind == JobKind::Script => {
@@ -149,7 +149,7 @@ impl Reporter for Human {
     }
 
     fn pipeline(&mut self, pipeline: &PipelineSummary) {
-        if pipeline.parent.is_some() && !pipeline.status.is_complete() && pipeline.status == JobStatus::Created {
+        if pipeline.parent.is_some() && pipeline.status == JobStatus::Created {
             let name = pipeline.name.as_deref().map(|name| format!(" {}", ui::plain(name))).unwrap_or_default();
             self.print(&ui::paint(ui::DIM, &format!("… child pipeline {}{name}", pipeline.id)));
         }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::error::ExitStatus;
 use super::super::ui;
-use super::report::{Reporter, RunInfo, RunResult, job_time, usage_of};
+use super::report::{Reporter, RunInfo, RunResult, job_duration, usage_of};
 
 /// Prints an event as soon as it happens.
 pub(super) struct Json;
@@ -30,7 +30,7 @@ fn job_fields(job: &JobView) -> Value {
         "failure_reason": job.failure_reason,
         "message": job.message,
         "coverage": job.coverage,
-        "duration_ms": job_time(job).map(milliseconds),
+        "duration_ms": job_duration(job).map(milliseconds),
         "cpu_ms": usage.as_ref().and_then(|usage| usage.cpu_ms),
         "memory_bytes": usage.as_ref().and_then(|usage| usage.memory_bytes),
     })

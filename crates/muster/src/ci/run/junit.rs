@@ -6,7 +6,7 @@ use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
 
 use super::super::ui;
-use super::report::{Reporter, RunInfo, RunResult, failure, job_time};
+use super::report::{Reporter, RunInfo, RunResult, failure_message, job_duration};
 use crate::junit::{Case, Outcome, Suite};
 
 /// Maximum number of log lines of a job in the report.
@@ -55,7 +55,7 @@ impl Junit {
     fn case(&self, job: &JobView) -> Case {
         let outcome = match job.status {
             JobStatus::Failed if !job.allow_failure => {
-                Outcome::Failed { message: failure(job).unwrap_or_default(), details: String::new() }
+                Outcome::Failed { message: failure_message(job).unwrap_or_default(), details: String::new() }
             }
             // A job that may fail does not fail the report.
             JobStatus::Success | JobStatus::Failed => Outcome::Passed,
@@ -64,7 +64,7 @@ impl Junit {
         Case {
             name: job.name.clone(),
             class: job.stage.clone(),
-            time: job_time(job).unwrap_or_default(),
+            time: job_duration(job).unwrap_or_default(),
             outcome,
             output: self.logs.get(&job.id).map(|lines| lines.join("\n")).unwrap_or_default(),
         }

@@ -46,7 +46,7 @@ use containers::Containers;
 pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
 use report::{Reporter, RunInfo, RunResult, reporter};
-pub(super) use report::{failure, job_time, tree_of, usage_of};
+pub(super) use report::{failure_message, job_duration, tree_of, usage_of};
 pub(crate) use signals::Interrupts;
 use start::{manager_options, new_pipeline, print_registration};
 pub(crate) use supervisor::end_descendants;
@@ -181,7 +181,7 @@ async fn prepare_run(
     }
     let (mut pipeline, play) = select(pipeline, args)?;
     skip_other_projects(&mut pipeline);
-    let containers = containers::choose(args, &pipeline).await?;
+    let containers = containers::choose_engine(args, &pipeline).await?;
     Ok(Some(ReadyPipeline { prepared, pipeline, play, server, containers }))
 }
 

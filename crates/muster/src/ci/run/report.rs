@@ -62,23 +62,23 @@ pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
 }
 
 /// Returns how long a job ran. `None` if it did not run or has not finished.
-pub(in super::super) fn job_time(job: &JobView) -> Option<Duration> {
+pub(in super::super) fn job_duration(job: &JobView) -> Option<Duration> {
     let time = job.finished_at? - job.started_at?;
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
-/// Returns the tree of a job's step results. `None` if its manager sent none.
+/// Returns the tree of a job's step results. `None` if the manager sent no tree.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
 }
 
-/// Returns the resource usage of a job. `None` if its manager sent none.
+/// Returns the resource usage of a job. `None` if the manager sent no tree.
 pub(in super::super) fn usage_of(job: &JobView) -> Option<ResourceUsage> {
     ResourceUsage::from_tree(job.result_tree.as_ref()?)
 }
 
 /// Returns why a job failed. `None` if it did not fail.
-pub(in super::super) fn failure(job: &JobView) -> Option<String> {
+pub(in super::super) fn failure_message(job: &JobView) -> Option<String> {
     if job.status != JobStatus::Failed {
         return None;
     }

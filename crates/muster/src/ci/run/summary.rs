@@ -11,7 +11,7 @@ use muster_pipeline::model::Pipeline;
 use super::super::error::ExitStatus;
 use super::super::ui;
 use super::follow::RunView;
-use super::report::{RunResult, failure, job_time};
+use super::report::{RunResult, failure_message, job_duration};
 
 /// Returns the names of the root pipeline's jobs that determined its duration, first to last.
 pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, view: &RunView) -> Vec<String> {
@@ -39,12 +39,12 @@ pub(super) fn summary(result: &RunResult<'_>) -> String {
     for job in &failed {
         let (style, sign) = if job.allow_failure { (ui::WARN, "!") } else { (ui::BAD, "✗") };
         let name = ui::plain(&job.name);
-        let reason = failure(job).unwrap_or_default();
+        let reason = failure_message(job).unwrap_or_default();
         let _ = writeln!(text, "{} {name}: {}", ui::paint(style, sign), ui::plain(&reason));
     }
     if result.critical_path.len() > 1 {
         let steps = result.critical_path.iter().map(|name| {
-            let time = jobs.iter().find(|job| &job.name == name).and_then(|job| job_time(job));
+            let time = jobs.iter().find(|job| &job.name == name).and_then(|job| job_duration(job));
             format!("{} {}", ui::plain(name), ui::paint(ui::DIM, &time.map(ui::duration).unwrap_or_default()))
         });
         let _ = writeln!(text, "{} {}", ui::paint(ui::DIM, "critical path:"), steps.collect::<Vec<_>>().join(" → "));

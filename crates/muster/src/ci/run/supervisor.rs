@@ -209,7 +209,7 @@ pub(crate) async fn end_descendants(grace: Duration) {
     let mut signaled: Vec<u32> = Vec::new();
     loop {
         descendants::reap();
-        let running = descendants::all();
+        let running = descendants::running_descendants();
         if running.is_empty() {
             return;
         }

@@ -53,7 +53,7 @@ impl Tasks {
     pub(super) async fn kill(&mut self) {
         // Prevents a restart of the manager.
         self.stop_manager.cancel();
-        descendants::all().into_iter().for_each(descendants::kill);
+        descendants::running_descendants().into_iter().for_each(descendants::kill);
         self.stop().await;
         end_descendants(Duration::ZERO).await;
     }

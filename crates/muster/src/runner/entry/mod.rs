@@ -9,12 +9,12 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
 use toml_edit::Table;
 
-pub(super) use template::{TemplateError, entries, merge, template};
+pub(super) use template::{TemplateError, merge, read_entries, read_template};
 
 /// Values of the flags, and of environment variables for flags that are not given.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EntryFlags {
-    /// The entry as it would be in the file.
+    /// The flags as a `[[runners]]` entry of `config.toml`.
     pub(super) table: Table,
 }
 

@@ -19,9 +19,9 @@ pub(crate) enum TemplateError {
     Entries { path: PathBuf, count: usize },
 }
 
-/// Returns the only entry of a template, without its token. Global keys of the template are ignored.
-pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
-    let mut entries = entries(path)?;
+/// Reads a template. Returns its only entry, without the token. Global keys of the template are ignored.
+pub(crate) fn read_template(path: &Path) -> Result<Table, TemplateError> {
+    let mut entries = read_entries(path)?;
     let count = entries.len();
     let (Some(mut entry), 1) = (entries.pop(), count) else {
         return Err(TemplateError::Entries { path: path.to_owned(), count });
@@ -30,8 +30,8 @@ pub(crate) fn template(path: &Path) -> Result<Table, TemplateError> {
     Ok(entry)
 }
 
-/// Returns all entries of a file, with keys spelled as in the documentation.
-pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
+/// Reads all entries of a file. Their keys are spelled as in the documentation.
+pub(crate) fn read_entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
     let loaded = config::parse(&text, &HostFacts::of(path));
     let fatal: String = loaded
@@ -60,7 +60,8 @@ pub(crate) fn entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     Ok(entries.iter().map(normalized).collect())
 }
 
-/// Fills in keys that are missing, zero, false or empty in `target`. Lists are copied as a whole, tables and maps by key.
+/// Copies keys from `source` that are missing, zero, false or empty in `target`. Lists are copied as a whole, tables and maps by key.
+/// `path` is the path of both tables in the schema.
 pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     for (name, item) in source.iter() {
         let (name, nested_path) = match schema().find(path, name) {

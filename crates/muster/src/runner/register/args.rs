@@ -8,7 +8,7 @@ use crate::runner::entry::EntryFlags;
 
 /// Arguments of `gitlab-runner register`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common ones.")]
+#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common flags.")]
 pub(crate) struct RegisterArgs {
     #[command(flatten)]
     pub(super) config: ConfigArg,

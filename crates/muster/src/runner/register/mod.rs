@@ -23,8 +23,8 @@ pub(crate) use args::RegisterArgs;
 use prompt::{Prompt, PromptError, Prompter};
 use server::{RegisteredRunner, Server};
 
-use super::entry::{TemplateError, merge, template};
-use crate::config_file::{ConfigError, client, client_of, info, is_created_at_server, log_mode};
+use super::entry::{TemplateError, merge, read_template};
+use crate::config_file::{ConfigError, client, client_of, is_created_at_server, log_mode, version_info};
 
 /// Errors of `register`.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +97,7 @@ impl Registration {
         let mut entry = args.entry.table.clone();
         if let Some(file) = args.template_config.as_ref().filter(|file| !file.as_os_str().is_empty()) {
             tracing::info!(template = %file.display(), "Merging configuration from template file");
-            merge(&mut entry, &template(file)?, "runners");
+            merge(&mut entry, &read_template(file)?, "runners");
         }
         let concurrent = config.tree.int("concurrent").unwrap_or(1);
         let tokens = config.runners.into_iter().map(|runner| runner.token).collect();
@@ -163,7 +163,7 @@ impl Registration {
         let parsed = config::parse(&document.to_string(), &HostFacts::of(&self.path)).config;
         let parsed = parsed.and_then(|config| Some((config.runners.first().cloned()?, config)));
         let (client, info) = match &parsed {
-            Some((runner, config)) => (client_of(runner), info(config, runner)),
+            Some((runner, config)) => (client_of(runner), version_info(config, runner)),
             None => (client(&self.text("url"), &config::tree::Table::default()), VersionInfo::default()),
         };
         let client = client.map_err(RegisterError::Server)?;

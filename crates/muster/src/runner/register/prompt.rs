@@ -47,7 +47,9 @@ impl Prompter {
         self.interactive
     }
 
-    /// Prompts for a value, until it is valid. Returns the default without prompting if not interactive.
+    /// Prompts until the user enters a value or accepts the default. If the setting is optional, the user can enter an empty value.
+    ///
+    /// Returns the default without prompting in non-interactive mode.
     pub(super) async fn prompt(&mut self, prompt: Prompt<'_>) -> Result<String, PromptError> {
         let Prompt { flag, text, default, optional } = prompt;
         let default = default.trim();

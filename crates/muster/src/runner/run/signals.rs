@@ -4,16 +4,17 @@ use std::io;
 
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Request of a signal.
+/// Action that a signal requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signal {
-    /// SIGQUIT: request no more jobs, and exit after the running ones.
+    /// SIGQUIT: request no more jobs, and exit after the running jobs.
     Drain,
     /// SIGTERM or SIGINT, with its name: cancel all jobs, and exit.
     Abort(&'static str),
     /// SIGHUP: reload the configuration.
     Reload,
-    /// SIGUSR2: exit without waiting for the running jobs, which the next start resumes. Muster only, for upgrades in place.
+    /// SIGUSR2: exit without waiting for the running jobs, which the next start resumes. Used for upgrades in place.
+    /// gitlab-runner does not handle this signal.
     Detach,
 }
 

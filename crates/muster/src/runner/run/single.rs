@@ -1,8 +1,8 @@
 //! `run-single`: runs the manager of one runner, which is described by flags or by an entry of a file. Runs one job at a time, and exits
 //! after `--max-builds` jobs, or after `--wait-timeout` seconds without a job.
 //!
-//! The manager works as that of `run` does, except that the agent exits with it, because there may be no next start. If the manager was
-//! killed, the next start of the same runner reports the jobs that were running.
+//! The manager works like the manager of `run`, except that the agent exits together with the manager, because there may be no next start.
+//! If the manager was killed, the next start of the same runner reports the jobs that were running.
 
 use std::num::NonZeroI64;
 use std::path::Path;
@@ -20,14 +20,14 @@ use super::{HostSettings, ManagerParts, RunError, absolute, manage, problems, st
 use crate::config_file::{ConfigArg, ConfigError};
 use crate::flags::{self, go_int};
 use crate::paths;
-use crate::runner::entry::{EntryFlags, TemplateError, entries, merge};
+use crate::runner::entry::{EntryFlags, TemplateError, merge, read_entries};
 
 /// Maximum number of processes for one runner. Each has its own state directory.
 const MAX_PROCESSES: usize = 256;
 
 /// Arguments of `gitlab-runner run-single`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common ones.")]
+#[command(after_help = "`--help` lists all flags, including those of executors; `-h` lists the common flags.")]
 pub(crate) struct RunSingleArgs {
     #[command(flatten)]
     config: ConfigArg,
@@ -134,15 +134,14 @@ fn entry(args: &RunSingleArgs, path: &Path) -> Result<Table, SingleError> {
         let runners = args.config.load()?.runners;
         let found = runners.iter().find(|runner| runner.name == *name).map(|runner| runner.index);
         let found =
-            found.and_then(|index| entries(path).map(|all| all.into_iter().nth(index)).transpose()).transpose()?;
+            found.and_then(|index| read_entries(path).map(|all| all.into_iter().nth(index)).transpose()).transpose()?;
         let no_runner = || SingleError::NoRunner { path: path.to_owned(), name: name.clone() };
         merge(&mut entry, &found.ok_or_else(no_runner)?, "runners");
     }
     Ok(entry)
 }
 
-/// Opens the state of this runner. If several processes run the same runner, each gets its own directory, and a later start finds the state
-/// of an earlier one.
+/// Opens the first state directory of this runner that no other process uses, so a later start finds the state of an earlier process.
 async fn open_store(args: &RunSingleArgs, runner: &str) -> Result<(std::path::PathBuf, Store), RunError> {
     let first = match flags::non_empty(&args.state_dir) {
         Some(path) => absolute(&path)?,

@@ -53,14 +53,14 @@ impl ProcessWrapper for Service {
     ) -> Result<Response<StatusResponse>, RpcError> {
         let callback = request.into_inner().shutdown_callback.filter(|callback| !callback.url.is_empty());
         let callback = callback
-            .map(prepare)
+            .map(prepare_callback)
             .transpose()
             .map_err(|error| RpcError::invalid_argument(muster_job::error_chain(&error)))?;
         tracing::info!("[WRAPPER] graceful shutdown requested");
         let response = self.shut_down(Signal::QUIT)?;
         if let Some(callback) = callback {
             let mut states = self.child.states();
-            // The task ends after the process has exited and a few attempts, or with the wrapper.
+            // The task ends when the callback was sent or the last attempt failed. If the wrapper exits earlier, the task ends with it.
             tokio::spawn(async move {
                 let stopped =
                     states.wait_for(|state| matches!(state, RunnerProcessState::Stopped { .. })).await.is_ok();
@@ -108,7 +108,7 @@ enum CallbackError {
 }
 
 /// Creates the request of a callback immediately, so that errors are reported to the client.
-fn prepare(callback: ShutdownCallback) -> Result<Callback, CallbackError> {
+fn prepare_callback(callback: ShutdownCallback) -> Result<Callback, CallbackError> {
     let method = if callback.method.is_empty() { "POST" } else { &callback.method };
     let method = method.parse::<reqwest::Method>().map_err(|_| CallbackError::Method(method.to_owned()))?;
     let url =

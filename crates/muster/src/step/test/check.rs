@@ -36,7 +36,7 @@ pub(super) fn check(case: &Case, result: &JobResult, log: &str, work_dir: &Path)
     // The tree of a step file: job, step file, tested step.
     let node = result.tree.steps.first().and_then(|file| file.steps.first());
     let mut checker = Checker { case, result, log, node, mismatches: Vec::new() };
-    checker.check_end();
+    checker.check_outcome();
     let call = node.and_then(|node| node.call.as_deref()).cloned().unwrap_or_default();
     let expect = &case.test.expect;
     checker.check_values("output", &expect.outputs, &call.outputs);
@@ -58,7 +58,8 @@ impl Checker<'_> {
         self.mismatches.push(Mismatch { line, message });
     }
 
-    fn check_end(&mut self) {
+    /// Checks the status, the exit code and the error of the step.
+    fn check_outcome(&mut self) {
         let expect = &self.case.test.expect;
         let has_failed = self.result.tree.status != StepStatus::Success;
         let error = &self.result.message;
@@ -151,7 +152,7 @@ impl Checker<'_> {
     }
 }
 
-/// Returns the first step whose path ends with these names.
+/// Returns the first step whose path matches the pattern `name`, as in [`matches_path`].
 fn find<'n>(nodes: &'n [StepNode], parent: &str, name: &str) -> Option<&'n StepNode> {
     nodes.iter().find_map(|node| {
         let path = if parent.is_empty() { node.name.clone() } else { format!("{parent}/{}", node.name) };

@@ -37,7 +37,7 @@ fn job_with_an_image_runs_in_a_container_and_all_others_on_this_machine() {
 }
 
 #[test]
-fn caches_are_kept_for_the_next_run_and_no_other_volume_is() {
+fn only_the_volumes_of_caches_are_kept_after_a_run() {
     let Some(engine) = engine() else { return };
     let project = Project::new(&format!(
         "job:\n  image: {IMAGE}\n  variables: {{GIT_STRATEGY: empty}}\n  cache: {{key: k, paths: [kept]}}\n  script:\n    - cat kept/file || echo first\n    \

@@ -1,4 +1,4 @@
-//! Snapshots of what runs print, without what differs between runs.
+//! Snapshots of the output of runs, without the parts that differ between runs.
 
 use std::io::{BufRead as _, Read as _};
 
@@ -41,7 +41,7 @@ fn canceled_run_output() {
     let project = Project::new("unit: {script: ['echo now', 'sleep 600']}\nship: {stage: deploy, script: ['true']}\n");
     let (mut child, out) = start_and_wait_for(&project, "now");
     interrupt(&child);
-    // The order of both jobs, and the log after the signal, differ between runs.
+    // The order of the lines about the two jobs, and the log after the signal, differ between runs.
     let mut out: Vec<String> = out.lines().map(Result::unwrap).filter(|line| !line.contains('│')).collect();
     out.sort();
     let mut err = String::new();

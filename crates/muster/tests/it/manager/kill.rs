@@ -42,7 +42,7 @@ async fn killed_manager_loses_no_job_and_no_byte() {
     }
     let job = harness.coordinator.wait_for_end(JobId(1)).await;
     check(&harness, &job);
-    harness.check_clean().await;
+    harness.wait_for_empty_spool().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,7 +25,7 @@ async fn job_runs_and_its_trace_and_result_arrive() {
         assert!(text.contains(line), "`{line}` is missing in:\n{text}");
     }
     support::check_report(&job);
-    harness.check_clean().await;
+    harness.wait_for_empty_spool().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,7 +74,7 @@ async fn many_jobs_share_the_slots() {
         support::check_report(&job);
     }
     assert!(harness.coordinator.max_waiting() <= 4);
-    harness.check_clean().await;
+    harness.wait_for_empty_spool().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -114,5 +114,5 @@ async fn stopped_manager_cancels_jobs_and_leaves_nothing() {
     assert_eq!(job.status, JobStatus::Failed);
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
     assert!(manager.wait_for_exit(Duration::from_secs(20)).await.success());
-    harness.check_clean().await;
+    harness.wait_for_empty_spool().await;
 }

@@ -71,7 +71,7 @@ impl Harness {
         self.manager_with(arguments, |_| {})
     }
 
-    /// Starts a manager whose log goes to a file.
+    /// Starts a manager that writes its log to a file. Returns the path of the file, too.
     pub(crate) fn manager_logged(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (ManagerProcess, PathBuf) {
         let path = self.path(&format!("manager-{}.log", rand::random::<u32>()));
         let log = std::fs::File::create(&path).unwrap();
@@ -118,8 +118,8 @@ impl Harness {
         text
     }
 
-    /// Waits until the agent's spool contains no job, because each one was closed.
-    pub(crate) async fn check_clean(&self) {
+    /// Waits until the agent's spool contains no job, because each job was closed.
+    pub(crate) async fn wait_for_empty_spool(&self) {
         let jobs = self.path("state").join("spool");
         until(async || if has_jobs(&jobs) { Err(format!("jobs are left in {}", jobs.display())) } else { Ok(()) })
             .await;
@@ -158,8 +158,8 @@ impl ManagerProcess {
         self.0.kill().await.unwrap();
     }
 
-    pub(crate) async fn wait_for_exit(&mut self, limit: Duration) -> ExitStatus {
-        tokio::time::timeout(limit, self.0.wait()).await.expect("the manager did not exit").unwrap()
+    pub(crate) async fn wait_for_exit(&mut self, max_wait: Duration) -> ExitStatus {
+        tokio::time::timeout(max_wait, self.0.wait()).await.expect("the manager did not exit").unwrap()
     }
 }
 

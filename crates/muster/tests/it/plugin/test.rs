@@ -21,10 +21,11 @@ fn correct_plugin_passes_with_reports_in_three_formats() {
     let result = home.run(&["muster", "plugin", "test", "--config", "plugin.toml"]);
     let result =
         result.check(0, &["pass  P1   prints usage and exits with 1 if started manually", "34 cases: ", " 0 fail, "]);
+    // The other four cases are skipped.
     assert_eq!(result.stdout.lines().filter(|line| line.starts_with("pass ")).count(), 30, "{}", result.stdout);
     assert!(result.stdout.contains("skip  P12 "), "the test needs two instances: {}", result.stdout);
 
-    // The plugin on the command line overrides the file's. An interpreter needs arguments, which hosts do not pass.
+    // The plugin on the command line overrides the plugin of the file. An interpreter needs arguments, which hosts do not pass.
     let run = format!("exec {}", toy.display());
     let arguments = ["muster", "plugin", "test", "--json", "--config", "plugin.toml", "sh", "-c", &run];
     let report: Value = serde_json::from_str(&home.run(&arguments).check(0, &[]).stdout).unwrap();
@@ -62,7 +63,7 @@ fn failed_test_exits_with_1_and_untestable_plugin_with_2() {
     }
 }
 
-/// Returns the tests that did not pass, except those that were expected to be skipped.
+/// Returns the tests that did not pass, except the tests that were expected to be skipped.
 fn unexpected_outcomes(report: &str, skipped: &[&str]) -> Vec<Value> {
     let report: Value = serde_json::from_str(report).unwrap();
     let cases = report["cases"].as_array().unwrap().clone();
@@ -102,11 +103,11 @@ fn c4_c6_built_in_script_plugin_passes_with_shell_example() {
     assert_eq!(unexpected_outcomes(&result.stdout, &["H13", "P11"]), [Value::Null; 0], "{}", result.stdout);
 }
 
-/// Creates a plugin whose instances are files in `group`, and become ready when a file `go` exists.
-fn slow_group(home: &Home) {
+/// Creates a plugin whose instances are files in `group` and never become ready.
+fn create_slow_plugin(home: &Home) {
     let program = "#!/bin/sh\nset -eu\ncall=$1; shift; mkdir -p group\ncase $call in\n\
         init) echo id slow/group;;\n\
-        update) for f in group/*; do [ -e \"$f\" ] || continue; [ -e go ] && s=running || s=creating; echo \"${f##*/} $s\"; done;;\n\
+        update) for f in group/*; do [ -e \"$f\" ] || continue; echo \"${f##*/} creating\"; done;;\n\
         increase) n=$1; while [ $n -gt 0 ]; do mktemp group/i-XXXXXX >&2; n=$((n-1)); done;;\n\
         decrease) for i in \"$@\"; do rm -f group/$i; echo $i; done;;\n\
         *) exit 1;;\nesac\n";
@@ -115,31 +116,31 @@ fn slow_group(home: &Home) {
     std::fs::write(home.path("plugin.toml"), file).unwrap();
 }
 
-fn files(home: &Home) -> usize {
+fn instance_count(home: &Home) -> usize {
     std::fs::read_dir(home.path("group")).map_or(0, Iterator::count)
 }
 
 #[tokio::test]
 async fn interrupted_test_deletes_its_instances() {
     let home = Home::new();
-    slow_group(&home);
+    create_slow_plugin(&home);
     let mut command = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until(async || {
         assert!(child.try_wait().unwrap().is_none(), "the command exited before it had created two instances");
-        (files(&home) >= 2).then_some(()).ok_or_else(|| "fewer than two instances exist".to_owned())
+        (instance_count(&home) >= 2).then_some(()).ok_or_else(|| "fewer than two instances exist".to_owned())
     })
     .await;
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     let result = CommandResult::of_report(child.wait_with_output().unwrap());
     result.check(1, &["canceled; deleting the instances", "the run was stopped"]);
-    assert_eq!(files(&home), 0);
+    assert_eq!(instance_count(&home), 0);
 }
 
 #[test]
 fn instances_of_other_programs_are_not_touched() {
     let home = Home::new();
-    slow_group(&home);
+    create_slow_plugin(&home);
     std::fs::create_dir(home.path("group")).unwrap();
     std::fs::write(home.path("group/theirs"), "").unwrap();
     let arguments = ["muster", "plugin", "test", "--config", "plugin.toml"];

@@ -48,7 +48,8 @@ fn check_unwritable_file(harness: &Harness, command: &str, message: &str) {
     }
 }
 
-async fn harness() -> Harness {
+/// Starts a coordinator with two runners, and configures both.
+async fn harness_with_two_runners() -> Harness {
     let harness = Harness::start().await;
     harness.configure(TWO_RUNNERS);
     harness.coordinator.add_runner("old-two", None);
@@ -57,7 +58,7 @@ async fn harness() -> Harness {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn list_logs_every_runner_and_never_fails() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     let url = harness.url();
     harness.run("list", &[]).check(0, &["Listing configured runners", "one", "Executor", RUNNER_TOKEN, &url, "two"]);
     harness.configure("[[runners]\n");
@@ -68,7 +69,7 @@ async fn list_logs_every_runner_and_never_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_reports_only_rejected_tokens() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     harness.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
     assert_eq!(harness.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [harness.system_id()].into());
     harness.coordinator.fail(Call::Verify, [Fault::FailBefore]);
@@ -82,7 +83,7 @@ async fn verify_reports_only_rejected_tokens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     let mut with_variable = harness.home.command(&harness.arguments("verify", &["-n", "two"]));
     with_variable.env("CI_SERVER_TOKEN", RUNNER_TOKEN).env("CI_SERVER_URL", harness.url());
     let result = CommandResult::of(with_variable.output().unwrap()).check(0, &["is alive"]);
@@ -94,7 +95,7 @@ async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_keeps_the_rest_of_the_file() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     harness.run("verify", &["-n", "one"]).check(0, &[]);
     harness.run("unregister", &["-n", "one"]).check(0, &["Unregistering runner from GitLab succeeded", "Updated"]);
     assert_eq!(harness.config(), without_first_runner(TWO_RUNNERS));
@@ -108,8 +109,8 @@ async fn unregister_keeps_the_rest_of_the_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unregister_requires_a_matching_selector_and_the_server() {
-    let harness = harness().await;
+async fn unregister_keeps_runners_that_are_not_selected_or_that_the_server_refuses() {
+    let harness = harness_with_two_runners().await;
     harness.run("unregister", &["-u", "URL"]).check(1, &["FATAL: no runner selected; set --name, --token"]);
     harness.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
     harness.coordinator.delete_runner("old-two");
@@ -126,7 +127,7 @@ async fn unregister_requires_a_matching_selector_and_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_writes_the_new_token_in_place() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     harness.coordinator.add_runner("glrt-ends", Some("2030-01-02T03:04:05.678Z"));
     harness.configure(&TWO_RUNNERS.replace("old-two", "glrt-ends"));
     harness.run("reset-token", &["-n", "two"]).check(0, &["Resetting runner authentication token... succeeded"]);
@@ -142,7 +143,7 @@ async fn reset_token_writes_the_new_token_in_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_continues_after_errors_for_all_runners() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     harness.run("reset-token", &[]).check(1, &["--name, --url with --id, or --all-runners"]);
     harness.run("reset-token", &["-u", "URL", "-i", "9"]).check(1, &["could not find a runner with the URL"]);
     harness.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["requires the runner's ID"]);
@@ -156,7 +157,7 @@ async fn reset_token_continues_after_errors_for_all_runners() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     check_unwritable_file(&harness, "reset-token", "the token was not reset");
     assert!(harness.coordinator.runner("old-two").is_some(), "the old token is valid");
     assert!(harness.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
@@ -164,7 +165,7 @@ async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_sends_nothing_if_the_file_is_not_writable() {
-    let harness = harness().await;
+    let harness = harness_with_two_runners().await;
     check_unwritable_file(&harness, "unregister", "no runner was unregistered");
     assert!(harness.coordinator.runner("old-two").is_some() && harness.coordinator.runner(RUNNER_TOKEN).is_some());
 }
@@ -201,7 +202,7 @@ fn reset_token_reports_a_lost_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_info_matches_that_of_job_requests() {
+async fn register_and_verify_send_version_info_and_system_id() {
     let (store, home) = (Store::start().await, Home::new());
     let answer = "{\"id\": 7, \"token\": \"glrt-x\", \"token_expires_at\": null}";
     let config = home.path("config.toml").display().to_string();

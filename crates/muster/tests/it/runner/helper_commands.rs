@@ -9,7 +9,7 @@ use super::support::Home;
 use crate::process::CommandResult;
 
 #[test]
-fn health_check_waits_for_all_ports_or_one_variable() {
+fn health_check_waits_for_all_ports_of_flags_or_any_port_of_variables() {
     let home = Home::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let open = listener.local_addr().unwrap().port().to_string();

@@ -1,4 +1,4 @@
-//! The commands of `gitlab-runner`, under both of their names.
+//! The commands of `gitlab-runner`, which are also the commands of `muster runner`.
 
 mod docker_machine;
 mod entries;

@@ -31,12 +31,12 @@ impl Harness {
         std::fs::write(self.home.path("config.toml"), text.replace("URL", &self.url())).unwrap();
     }
 
-    /// Returns the file, with the coordinator's URL replaced by `URL`.
+    /// Returns the content of `config.toml`, with the coordinator's URL replaced by `URL`.
     pub(crate) fn config(&self) -> String {
         std::fs::read_to_string(self.home.path("config.toml")).unwrap().replace(&self.url(), "URL")
     }
 
-    /// Runs a command on that file, with `URL` in its arguments replaced.
+    /// Runs a command with this `config.toml`. `URL` in the arguments is replaced by the coordinator's URL.
     pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> CommandResult {
         self.home.run(&self.arguments(command, arguments))
     }

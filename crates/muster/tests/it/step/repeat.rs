@@ -10,8 +10,8 @@ const PACK: &str = "spec:\n  inputs: {text: {type: string}}\n  outputs: {size: {
     exec: {command: [sh, -c, 'echo \"$1 $BRAND $SUFFIX\" >out; s=$(wc -c <out); echo \"{\\\"name\\\":\\\"size\\\",\\\"value\\\":\\\"$s\\\"}\" >\"$2\"', \
     pack, '${{ inputs.text }}', '${{ output_file }}']}\n";
 
-/// Returns a project with the results of a run in `r.json`, and its file in `kept/out`.
-fn recorded() -> Project {
+/// Returns a project with the results of a run in `r.json`, and the file that the run wrote in `kept/out`.
+fn recorded_project() -> Project {
     let project = Project::empty();
     project.file("release/step.yml", RELEASE);
     project.file("release/pack/step.yml", PACK);
@@ -24,7 +24,7 @@ fn recorded() -> Project {
 
 #[test]
 fn artifact_is_reproduced_from_the_result_tree() {
-    let project = recorded();
+    let project = recorded_project();
     assert_eq!(project.read("kept/out"), "v1 6 acme end\n");
     for step in [&[][..], &["--step", "release"], &["--step", "release/pack"]] {
         project.step(&[&["repeat", "r.json", "--compare", "out=kept/out"], step].concat()).check(0, &[]);
@@ -37,8 +37,8 @@ fn artifact_is_reproduced_from_the_result_tree() {
 }
 
 #[test]
-fn other_outputs_and_files_are_reported() {
-    let project = recorded();
+fn changed_outputs_and_files_are_reported() {
+    let project = recorded_project();
     let repeat = ["repeat", "r.json", "--step", "release/pack", "--compare", "out=kept/out"];
     let other = project.step(&[&repeat[..], &["--env", "SUFFIX=other"]].concat());
     other.check(

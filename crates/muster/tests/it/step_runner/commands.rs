@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Returns `step-runner ci` with these steps.
+/// Returns the command `step-runner ci` with these steps.
 fn ci(project: &Project, steps: &Value) -> Command {
     let mut command = project.command(&["ci"]);
     command.env("STEPS", steps.to_string());
@@ -61,7 +61,7 @@ fn ci_runs_in_the_project_directory_and_writes_the_results_to_the_working_direct
 }
 
 #[test]
-fn invalid_steps_are_rejected_with_their_place() {
+fn invalid_steps_are_rejected_with_their_location() {
     let project = Project::new();
     project.run(&["ci"]).check(1, &["Error: the environment variable STEPS is not set"]);
     for (steps, message) in [

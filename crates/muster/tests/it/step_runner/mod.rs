@@ -1,4 +1,5 @@
-//! The executable under the name `step-runner`. The name of a test of a conformance case (`docs/spec/steps.md`) starts with its number.
+//! The executable under the name `step-runner`. If a test covers a conformance case of `docs/spec/steps.md`, the name of the test starts with the
+//! number of the case.
 
 mod commands;
 mod differential;

@@ -3,14 +3,14 @@
 use super::*;
 
 #[test]
-fn image_of_job_overrides_that_of_runner() {
+fn image_of_job_overrides_image_of_runner() {
     let more = json!({ "image": { "name": "node:$V" }, "variables": [{ "key": "V", "value": "22" }] });
     let (container, job) = lowered(|_| (), more);
     assert_eq!(container.build.image.name, "node:22");
     assert_eq!(container.lines, [LogLine::Plain("Using Docker executor with image node:22 ...".to_owned())]);
     assert_eq!(value(&job, "CI_JOB_IMAGE").unwrap(), "node:22");
-    let none = refused(|docker| docker.image.clear(), json!({}));
-    assert_eq!(none, "runner_configuration_error: no Docker image specified to run the build in");
+    let error = refused(|docker| docker.image.clear(), json!({}));
+    assert_eq!(error, "runner_configuration_error: no Docker image specified to run the build in");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn platform_and_user_of_the_job_are_used() {
 }
 
 #[test]
-fn user_must_be_allowed_and_the_runner_decides() {
+fn user_of_job_must_be_allowed_and_user_of_runner_takes_precedence() {
     let of_job = json!({ "image": { "name": "a", "executor_opts": { "docker": { "user": "root" } } } });
     let user = |change: fn(&mut DockerSettings)| container(change, of_job.clone()).build.user;
     assert_eq!(user(|docker| docker.user = "1000".to_owned()), "1000");
@@ -76,7 +76,7 @@ fn user_must_be_allowed_and_the_runner_decides() {
     assert_eq!(
         container(|docker| docker.allowed_users = texts(&["ci"]), json!({})).build.user,
         "",
-        "that of the image"
+        "the container has the user of the image"
     );
 }
 
@@ -96,7 +96,7 @@ fn entrypoint_of_job_can_be_disabled() {
 }
 
 #[test]
-fn credentials_count_in_the_order_of_gitlab_runner() {
+fn credentials_have_the_order_of_gitlab_runner() {
     let more = json!({
         "variables": [{ "key": "DOCKER_AUTH_CONFIG", "value": "{\"auths\":{\"one.example\":{\"auth\":\"dTpw\"}}}" }],
         "credentials": [

@@ -6,7 +6,7 @@ use super::harness::Harness;
 
 const ENTRIES: usize = 3;
 
-/// Requirement R149: with three entries and `concurrent = 3`, at most three jobs run, of any entries.
+/// Requirement R149: with three entries and `concurrent = 3`, at most three jobs run at the same time, no matter of which entries.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_limits_the_jobs_of_all_entries_together() {
     let harness = Harness::start(ENTRIES).await;
@@ -17,29 +17,29 @@ async fn concurrent_limits_the_jobs_of_all_entries_together() {
         .collect();
     harness.configure(&format!("concurrent = 3\ncheck_interval = 1\n{entries}"));
     // Three jobs for each entry, so that each entry could reach `concurrent` alone.
-    let mut waiting: Vec<(usize, i64)> = (0..ENTRIES)
+    let mut unfinished: Vec<(usize, i64)> = (0..ENTRIES)
         .flat_map(|coordinator_index| {
             (1..=3).map(move |n| (coordinator_index, i64::try_from(coordinator_index).unwrap() * 10 + n))
         })
         .collect();
-    for (coordinator_index, id) in &waiting {
+    for (coordinator_index, id) in &unfinished {
         harness.push(*coordinator_index, *id);
     }
     let run = harness.run();
     let mut max_running = 0;
-    while !waiting.is_empty() {
+    while !unfinished.is_empty() {
         let running = crate::process::until(async || {
-            let running: Vec<_> = waiting
+            let running: Vec<_> = unfinished
                 .iter()
                 .copied()
                 .filter(|(coordinator_index, id)| has_begun(&harness, *coordinator_index, *id))
                 .collect();
             assert!(running.len() <= 3, "more than `concurrent`: {running:?}\n{}", run.log());
             // All slots are in use while there are jobs for them.
-            if running.len() == waiting.len().min(3) {
+            if running.len() == unfinished.len().min(3) {
                 Ok(running)
             } else {
-                Err(format!("{running:?} of {waiting:?}\n{}", run.log()))
+                Err(format!("{running:?} of {unfinished:?}\n{}", run.log()))
             }
         })
         .await;
@@ -47,7 +47,7 @@ async fn concurrent_limits_the_jobs_of_all_entries_together() {
         let (coordinator_index, id) = running[0];
         harness.release_job(id);
         assert_eq!(harness.wait_for_end(coordinator_index, id).await.status, JobStatus::Success);
-        waiting.retain(|job| *job != (coordinator_index, id));
+        unfinished.retain(|job| *job != (coordinator_index, id));
     }
     assert_eq!(max_running, 3);
 }

@@ -19,7 +19,7 @@ fn project(home: &Home) {
     std::os::unix::fs::symlink("a", home.path("project/out/link")).unwrap();
 }
 
-/// Checks that the same content was extracted to a directory.
+/// Checks that the files of [`project`] were extracted to a directory.
 fn check_unpacked(directory: &Path) {
     let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
     assert_eq!((read("out/a"), read("out/sub/b"), read("out/link")), ("first".into(), "second".into(), "first".into()));

@@ -8,7 +8,9 @@ pub(super) struct Case {
 
 /// A difference between the results of Muster and of step-runner.
 pub(super) struct Difference {
+    /// Whether the results differ if Muster uses the legacy dialect.
     pub(super) in_legacy: bool,
+    /// Whether the results differ if Muster uses the current dialect.
     pub(super) in_current: bool,
     /// Whether one program succeeds and the other one fails.
     pub(super) has_other_exit_status: bool,
@@ -41,31 +43,32 @@ impl Difference {
     }
 }
 
-const NUMBER: &str = "The results have the same number in another notation.";
+const NUMBER: &str = "The results of the two programs have the same number in different notations.";
 const JSON: &str = "The JSON parsers have different messages.";
-const STEP_DIR: &str =
-    "`step_dir` is absolute. In step-runner, it is relative to its own working directory, and empty for the list.";
+const STEP_DIR: &str = "In Muster, `step_dir` is absolute. In step-runner, it is relative to the working directory of step-runner, and empty for the list.";
 const WORK_DIR: &str = "In the current dialect, a relative `work_dir` is relative to the directory of the job, and the results have its absolute path.";
-const ATTRIBUTE: &str = "In the current dialect, the message about a missing value is that of Moa.";
+const ATTRIBUTE: &str =
+    "In the current dialect, a missing value causes the message of Moa, the expression language of that dialect.";
 const MOA: &str = "In the current dialect, the expression is valid.";
-const REMEDY: &str = "The message has a remedy, or the system's own text.";
-const FILE: &str = "The message has the absolute path of the file, and a remedy or the system's own text.";
-const EARLY: &str = "References are checked when the list starts, so there is a result.";
-const ENTRY: &str = "The message names the step, and the keywords that it accepts.";
+const REMEDY: &str = "Muster's message has a remedy, or the text of the operating system.";
+const FILE: &str =
+    "Muster's message has the absolute path of the file, and a remedy or the text of the operating system.";
+const EARLY: &str = "Muster checks references after the list has started, so it writes a result. step-runner rejects the list before it starts.";
+const ENTRY: &str = "Muster's message names the step, and the keywords that a step accepts.";
 const EXPORTS: &str =
     "In the current dialect, an export also replaces a variable that existed when the sequence started.";
-const NAMES: &str =
-    "A script has variables whose names are not identifiers. In step-runner, the wrapper of the script drops them.";
-const SENSITIVE: &str = "Sensitive values are masked in the log and in the results. In step-runner, they are not.";
+const NAMES: &str = "In Muster, a script also gets variables whose names are not identifiers. In step-runner, the wrapper of the script drops them.";
+const SENSITIVE: &str = "Muster masks sensitive values in the log and in the results. step-runner does not.";
 const DYNAMIC_SCRIPT: &str =
     "The command of a script is removed before the comparison only if the reference is literal.";
 const OBJECTS: &str = "step-runner rejects an object in an array of an input.";
 const SPACE: &str = "step-runner does not remove the space at the start of a reference.";
 const ESCAPE: &str = "In the current dialect, `\\${{` is the text `${{`.";
-const PARSER: &str = "In the current dialect, the message is that of the parser of Moa.";
+const PARSER: &str = "In the current dialect, the message is from the parser of Moa.";
 const URL: &str = "In the current dialect, the host may be `localhost`. The legacy dialect rejects it like step-runner, with a shorter message.";
-const EMPTY: &str = "An empty list is rejected, as in a step file. step-runner runs it.";
-const BRACES: &str = "The message quotes the whole text or the expression with its opening braces, and names a remedy.";
+const EMPTY: &str = "Muster rejects an empty list, as in a step file. step-runner runs it.";
+const BRACES: &str =
+    "Muster's message quotes the whole text, or the expression with its opening braces, and names a remedy.";
 
 /// Lists that both programs run. In them, `/PROJECT` is the directory of the job, and `./NAME` is a step in `project/`.
 #[rustfmt::skip]

@@ -1,8 +1,8 @@
-//! Compares `step-runner ci` with that of GitLab's step-runner 0.11.0: exit status, lines of output, and result tree.
+//! Compares Muster's `step-runner ci` with the command `ci` of GitLab's step-runner 0.11.0: exit status, lines of output, and result tree.
 //!
 //! The variable `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program. Without it, the test is skipped. GitLab's program has only the
 //! legacy dialect. Muster runs each list in both dialects, because files that were written for step-runner must also run by default.
-//! [`lists`] has a reason for each difference, except for those that all lists have. These are removed before the comparison:
+//! [`lists`] has a reason for each difference. Differences that all lists have are removed before the comparison:
 //! - The lines before the first step: Muster prints its own version, and does not warn of images that GitLab no longer supports.
 //! - The command of a script: Muster passes the text on standard input, because other users can read the arguments of a process.
 //! - Paths of temporary files.
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::lists::{CASES, Case};
 use super::*;
 
-/// What a program did.
+/// Observed result of a program.
 #[derive(Debug, PartialEq)]
 struct Run {
     code: i32,
@@ -111,7 +111,7 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Replaces the line before each step in the current dialect with that of the legacy dialect.
+/// Replaces the line before each step in the current dialect with the line of the legacy dialect.
 fn with_legacy_banners(output: &str) -> String {
     let mut pieces = output.split("Running step name=");
     let first = pieces.next().unwrap_or_default().to_owned();
