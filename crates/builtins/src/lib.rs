@@ -44,6 +44,7 @@ use muster_agent_api::builtin::{
 use muster_steps::builtin::Registry;
 
 pub use context::{AgentResources, Context, OnUserCode};
+pub use docker::prepared::PreparedContainers;
 pub use docker::{NoEngine, find_engine};
 pub use extraction::{Extraction, LimitsFrom};
 pub use files::extract::extract;

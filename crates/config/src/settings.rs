@@ -44,7 +44,9 @@ pub use cache::{
 };
 pub use connection::{ConnectionAge, TlsFiles};
 pub use custom::{CustomProgram, CustomSettings};
-pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
+pub use docker::{
+    ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, PreparedContainers, Ulimit,
+};
 pub use git_mirror::GitMirrorSettings;
 pub use host_name::host_name;
 pub use on_instances::OnInstances;

@@ -24,6 +24,7 @@ pub(crate) mod images;
 mod network;
 mod output;
 mod owner;
+pub(crate) mod prepared;
 mod relay;
 mod search;
 mod services;
@@ -38,6 +39,7 @@ use bollard::Docker;
 use muster_agent_api::builtin::{DockerContainer, LogLine};
 use muster_agent_api::container::MIRROR_DIR;
 use muster_steps::builtin::{DelegateTarget, OpenTarget};
+use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -64,6 +66,7 @@ impl DelegateTarget<Context> for DockerContainer {
             job.volumes.retain(|volume| volume.destination != MIRROR_DIR);
         }
         self.lines.iter().for_each(|line| context.print(&styled(line)));
+        let _opening = context.shared.prepared.opening();
         let connecting = async { Ok(engine::connect_to_create(&self.engine).await?) };
         let (engine, unanswered) = stoppable(stop, connecting).await?;
         match create_all(&job, &objects, &engine, context, stop).await {
@@ -103,24 +106,40 @@ async fn create_all(
     let relay = Relay::start(job, is_local)?;
     let images = Images::new(engine, &job.credentials, &print, stop);
     let agent = agent_volume::create(engine, &job.engine.host).await?;
+    let mut resolved = None;
+    if prepared::is_suitable(job) {
+        let image = images.ensure(&job.build.image).await?;
+        fail_if_stopped(stop)?;
+        let taken = prepared::take(engine, job, objects, &image, &agent, context).await?;
+        fail_if_stopped(stop)?;
+        if let Some(container) = taken {
+            stoppable(stop, owner::adopt(engine, job, container.id(), &image, context)).await?;
+            return Ok(container);
+        }
+        resolved = Some(image);
+    }
     let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
     fail_if_stopped(stop)?;
     network::create(engine, job).await?;
     let services = services::start(engine, job, &images, &agent, context, stop).await?;
-    let resolved = images.ensure(&job.build.image).await?;
+    let resolved = match resolved {
+        Some(resolved) => resolved,
+        None => images.ensure(&job.build.image).await?,
+    };
     let image = &resolved.id;
     fail_if_stopped(stop)?;
     let directories = directories::directories_for_agent(job, &resolved);
-    let build =
-        build::create(engine, job, &resolved, &agent, &services, relay.as_ref(), directories.as_deref()).await?;
+    let body = build::body(job, &resolved, &agent, &services, relay.as_ref(), directories.as_deref())?;
+    let build = create::container(engine, &job.build, body).await?;
     stoppable(stop, agent.fill(engine, &build, image)).await?;
     if directories.is_none() {
         directories::create(engine, job, &build, image).await?;
     }
     fail_if_stopped(stop)?;
     let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
-    let mut container =
-        build::start(engine, job, objects, (build, run_dir), context, stop).await?.with_helpers(service_logs, relay);
+    let mut container = build::start(engine, job, objects, (build, run_dir), context.log(), stop)
+        .await?
+        .with_helpers(service_logs, relay);
     stoppable(stop, owner::adopt(engine, job, container.id(), &resolved, context)).await?;
     let checking = async { Ok(services::wait_until_healthy(engine, job, container.id(), services, context).await) };
     container.services = stoppable(stop, checking).await?;

@@ -59,6 +59,12 @@ impl Host {
         hosts
     }
 
+    /// Starts an agent that uses an engine of its own, which the test can crash. `None` means that no engine can run here.
+    pub(crate) async fn start_on_isolated_engine() -> Option<Self> {
+        // The engine ends with the process of the tests.
+        Self::beside(Box::leak(Box::new(TestEngine::isolated()?)), &OnceLock::new()).await
+    }
+
     async fn beside(docker: &'static TestEngine, image_exists: &OnceLock<bool>) -> Option<Self> {
         if !image_exists.get_or_init(|| docker.create_image(IMAGE, &[])) {
             return None;
@@ -151,6 +157,14 @@ impl Host {
         process.wait().unwrap();
         *process = spawn(&self.dir);
         until(async || self.reach().await.map_err(|error| error.to_string())).await;
+    }
+
+    /// Ends the agent with SIGTERM, and waits until it has exited.
+    pub(crate) async fn terminate(&mut self) {
+        let process = self.process.get_mut();
+        let pid = rustix::process::Pid::from_raw(i32::try_from(process.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        until(async || process.try_wait().unwrap().ok_or("the agent still runs".to_owned())).await;
     }
 
     /// Waits until no object of the engine has a name that begins with this text.
