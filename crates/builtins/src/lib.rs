@@ -12,6 +12,7 @@ pub mod cache;
 mod checkout;
 mod context;
 mod docker;
+mod docker_step;
 mod driver;
 mod driver_state;
 mod extraction;

@@ -16,11 +16,14 @@ mod pool;
 mod template;
 mod usage;
 
+use std::sync::Arc;
+
 use bollard::Docker;
 use bollard::query_parameters::RenameContainerOptions;
 use muster_agent_api::builtin::{DockerContainer, DockerVolume};
 use muster_agent_api::container::MIRROR_DIR;
 use muster_steps::failure::Failure;
+use muster_steps::log::Log;
 use muster_steps::style;
 
 use super::agent_volume::AgentVolume;
@@ -28,8 +31,7 @@ use super::cleanup::Objects;
 use super::engine::{inspect_container, reason};
 use super::images::ResolvedImage;
 use super::target::Container;
-use super::{create, directories, network};
-use crate::context::Context;
+use super::{create, directories, network, print};
 pub use pool::PreparedContainers;
 use template::Template;
 
@@ -67,9 +69,10 @@ pub(super) async fn take(
     objects: &Objects,
     image: &ResolvedImage,
     agent: &AgentVolume,
-    context: &Context,
+    pool: &Arc<PreparedContainers>,
+    log: &dyn Log,
 ) -> Result<Option<Container>, Failure> {
-    let (pool, policy) = (&context.shared.prepared, job.prepared.unwrap_or_default());
+    let policy = job.prepared.unwrap_or_default();
     let Some(template) = Template::new(job, image, agent)? else { return Ok(None) };
     let Some(mut taken) = pool.take(template, policy) else { return Ok(None) };
     let Some(container) = taken.container.take() else { return Ok(None) };
@@ -85,7 +88,7 @@ pub(super) async fn take(
         return Ok(None);
     }
     taken.has_old_name = false;
-    context.print(&style::plain(&format!("Using prepared container for image {} ...", job.build.image.name)));
+    print(log, &style::plain(&format!("Using prepared container for image {} ...", job.build.image.name)));
     Ok(Some(container.for_job(job, objects.clone())))
 }
 

@@ -68,7 +68,7 @@ pub(super) fn shares(kinds: &[&Usage], now: Instant) -> Vec<usize> {
         let candidates =
             shares.iter().zip(&recent).zip(kinds).enumerate().filter_map(|(index, ((share, recent), kind))| {
                 let min_uses = usize::try_from(kind.policy.min_uses.max(1)).unwrap_or(usize::MAX);
-                (share + 1 <= recent / min_uses).then_some((recent / (share + 1), index))
+                (*share < recent / min_uses).then_some((recent / (share + 1), index))
             });
         let Some((_, next)) = candidates.max() else { break };
         if let Some(share) = shares.get_mut(next) {
