@@ -1,5 +1,6 @@
 //! An agent in a separate process, on the machine of an engine that the tests share.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -38,6 +39,9 @@ impl Drop for Host {
         let mut process = self.process.lock();
         let _ = process.kill();
         let _ = process.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", self.agent_log());
+        }
     }
 }
 
@@ -78,6 +82,11 @@ impl Host {
     /// Returns the directory of this test on the machine of the agent.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Returns what the agents of this test have logged.
+    pub(crate) fn agent_log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("agent.log")).unwrap_or_default()
     }
 
     fn socket(&self) -> PathBuf {
@@ -188,7 +197,8 @@ fn spawn(dir: &TempDir) -> Child {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["agent", "serve", "--no-cgroups", "--socket"]).arg(dir.path().join("agent.sock"));
     agent.arg("--spool").arg(dir.path().join("spool"));
-    agent.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    let log = File::options().create(true).append(true).open(dir.path().join("agent.log")).unwrap();
+    agent.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
 #[async_trait::async_trait]

@@ -28,14 +28,15 @@ impl Host {
         Some(format!("muster-prepared-{}-", record["owner"].as_str().unwrap()))
     }
 
-    /// Waits until a prepared container runs its agent. Returns its name.
+    /// Waits until a prepared container waits for a job. Returns its name.
     async fn until_prepared(&self) -> String {
         let waiting = async || {
             let prefix = self.prefix().ok_or("no container was prepared")?;
             let objects = self.objects(&prefix);
             let name = objects.split(' ').next().unwrap_or_default().trim_start_matches('/').to_owned();
-            let (_, log) = self.docker.call("GET", &format!("/containers/{name}/logs?stdout=1"), &[]);
-            if log.contains("muster-agent: ready") { Ok(name) } else { Err(format!("{name} is not ready: {log}")) }
+            let log = self.agent_log();
+            let is_waiting = log.lines().any(|line| line.contains("container prepared") && line.ends_with(&name));
+            if !name.is_empty() && is_waiting { Ok(name) } else { Err(format!("{objects:?} does not wait: {log}")) }
         };
         until(waiting).await
     }
