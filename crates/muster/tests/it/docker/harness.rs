@@ -1,6 +1,7 @@
 //! An agent in a separate process, on the machine of an engine that the tests share.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -40,7 +41,7 @@ impl Drop for Host {
         let _ = process.kill();
         let _ = process.wait();
         if std::thread::panicking() {
-            eprintln!("{}", self.agent_log());
+            let _ = std::io::stderr().write_all(self.agent_log().as_bytes());
         }
     }
 }
