@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::agent::debugger_server::DebuggerServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
-use muster_builtins::{AgentResources, StepCache, Templates};
+use muster_builtins::{AgentResources, PreparedContainers, StepCache, Templates};
 use muster_job::TerminationCause;
 use muster_steps::process::{Containment, ProcessManager, Watched};
 use tokio::net::UnixListener;
@@ -30,7 +30,7 @@ use crate::spool::{Spool, SpoolError};
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Time for managers to fetch the results of jobs that a shutdown ended.
 const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
-/// Maximum time for which deleting old workspaces may delay the end of the agent.
+/// Maximum time for which deleting old workspaces and prepared containers may delay the end of the agent.
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than its last steps take.
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -127,7 +127,9 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let resources = AgentResources::new(
         Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?,
         StepCache::new(steps.clone()).map_err(failed("use the directory", &steps))?,
+        PreparedContainers::recorded_in(spool.prepared_containers()),
     );
+    resources.prepared.remove_leftovers();
     let agent = Arc::new(Agent::new(
         spool,
         resources,
@@ -183,9 +185,16 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     if agent.context.spool.exists() {
         let _ = muster_files::remove_tree(&templates);
     }
+    let prepared = Arc::clone(&resources.prepared);
+    let removed = prepared.close();
     let emptied = tokio::task::spawn_blocking(move || resources.trash.close());
-    if tokio::time::timeout(TRASH_TIMEOUT, emptied).await.is_err() {
+    let (emptied, removed) =
+        tokio::join!(tokio::time::timeout(TRASH_TIMEOUT, emptied), tokio::time::timeout(TRASH_TIMEOUT, removed));
+    if emptied.is_err() {
         tracing::info!("failed to delete old workspaces in time; the next jobs that use them will delete them");
+    }
+    if removed.is_err() {
+        tracing::info!("failed to remove prepared containers in time; the next agent will remove them");
     }
     Ok(result?)
 }

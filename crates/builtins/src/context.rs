@@ -32,6 +32,7 @@ use time::OffsetDateTime;
 use url::Url;
 
 use crate::blocking::blocking;
+use crate::docker::prepared::PreparedContainers;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
 use crate::mirrors::{Mirrors, View};
@@ -68,6 +69,8 @@ pub struct AgentResources {
     pub steps: Arc<StepCache>,
     /// Leftovers of earlier jobs, which are removed in the background.
     pub trash: Trash,
+    /// Containers that are prepared before a job needs them.
+    pub prepared: Arc<PreparedContainers>,
     /// Copies of repositories that jobs share.
     pub(crate) mirrors: Mirrors,
     /// URL and client of the last coordinator that was used. Most agents run jobs of a single coordinator.
@@ -75,10 +78,10 @@ pub struct AgentResources {
 }
 
 impl AgentResources {
-    /// Returns the resources of an agent with these templates and this cache of remote steps.
+    /// Returns the resources of an agent with these templates, this cache of remote steps, and these prepared containers.
     #[must_use]
-    pub fn new(templates: Templates, steps: StepCache) -> Self {
-        Self { templates, steps: Arc::new(steps), ..Self::default() }
+    pub fn new(templates: Templates, steps: StepCache, prepared: PreparedContainers) -> Self {
+        Self { templates, steps: Arc::new(steps), prepared: Arc::new(prepared), ..Self::default() }
     }
 
     /// Returns a client for the coordinator at `url`, which does not include `/api/v4`.

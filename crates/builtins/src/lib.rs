@@ -12,6 +12,7 @@ pub mod cache;
 mod checkout;
 mod context;
 mod docker;
+mod docker_step;
 mod driver;
 mod driver_state;
 mod extraction;
@@ -44,6 +45,7 @@ use muster_agent_api::builtin::{
 use muster_steps::builtin::Registry;
 
 pub use context::{AgentResources, Context, OnUserCode};
+pub use docker::prepared::PreparedContainers;
 pub use docker::{NoEngine, find_engine};
 pub use extraction::{Extraction, LimitsFrom};
 pub use files::extract::extract;

@@ -44,7 +44,9 @@ pub use cache::{
 };
 pub use connection::{ConnectionAge, TlsFiles};
 pub use custom::{CustomProgram, CustomSettings};
-pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
+pub use docker::{
+    ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, PreparedContainers, Ulimit,
+};
 pub use git_mirror::GitMirrorSettings;
 pub use host_name::host_name;
 pub use on_instances::OnInstances;
@@ -66,8 +68,7 @@ pub const MIN_HOLD: Duration = Duration::from_secs(10);
 
 /// Default of [`Settings::answer_timeout`].
 ///
-/// No front end holds a request without a queue version. Until the request is answered, GitLab is looking for a job, or is slow. GitLab
-/// itself ends a request after a minute.
+/// No front end holds a request without a queue version: GitLab looks for a job, or is slow, and ends the request after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executors that run jobs in containers: on this host, and on instances.

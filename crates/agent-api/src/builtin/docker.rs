@@ -46,10 +46,28 @@ pub struct DockerContainer {
     /// Addresses that no container of the job can reach. No container may have a capability with which it could remove the block.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_addresses: Vec<IpAddr>,
+    /// Policy for build containers that are prepared before a job needs them. `None` means that none are prepared for this job, and that it
+    /// uses none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prepared: Option<PreparedPolicy>,
 }
 
 impl Inputs for DockerContainer {
     const BUILTIN: &'static str = "docker/container";
+}
+
+/// How many build containers are prepared, and for which jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PreparedPolicy {
+    /// Maximum number of containers of the runner that wait for a job.
+    pub max_containers: u32,
+    /// Number of jobs within the window for which one container is prepared.
+    pub min_uses: u32,
+    /// Time for which a job counts, in milliseconds.
+    pub window_ms: u64,
+    /// Maximum time for which a container waits, in milliseconds. If no job needed such a container for this time, none is prepared.
+    pub max_idle_ms: u64,
 }
 
 /// A line of the log.

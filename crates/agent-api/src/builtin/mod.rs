@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use docker::{
-    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, RegistryCredentials,
-    ServiceSpec,
+    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, PreparedPolicy,
+    RegistryCredentials, ServiceSpec,
 };
 pub use driver::{
     BUILDS_DIR as DRIVER_BUILDS_DIR, CACHE_DIR as DRIVER_CACHE_DIR, Driver, DriverCleanup, DriverDirectories,

@@ -142,6 +142,11 @@ impl Spool {
         self.root.join(".templates")
     }
 
+    /// Returns the path of the record of the engines that have prepared containers.
+    pub(crate) fn prepared_containers(&self) -> PathBuf {
+        self.root.join(".prepared-containers")
+    }
+
     /// Returns the directory of the cache of remote steps.
     pub(crate) fn step_cache(&self) -> PathBuf {
         self.root.join(".steps")

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::Docker;
+use bollard::models::ContainerCreateBody;
 use bollard::query_parameters::StartContainerOptions;
 use muster_agent_api::builtin::DockerContainer;
 use muster_agent_api::client::Reach;
 use muster_agent_api::container::{AGENT_DIR, DIRECTORIES, EXECUTABLE, MODE, MODE_CONTAINER, RUN_DIR, SERVE};
 use muster_steps::failure::Failure;
+use muster_steps::log::Log;
 use muster_steps::stop::StopToken;
 
 use super::agent_volume::AgentVolume;
@@ -21,7 +23,6 @@ use super::services::{self, Service};
 use super::socket::RunDirectory;
 use super::target::{Container, End};
 use super::{block, create, network};
-use crate::context::Context;
 
 /// Maximum time from the start of the container until its agent accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
@@ -29,16 +30,15 @@ const START_TIMEOUT: Duration = Duration::from_secs(300);
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
 
-/// Creates the build container, and returns its ID. The agent in the container creates `directories`; `None` means none.
-pub(super) async fn create(
-    engine: &Docker,
+/// Returns the description of the build container. The agent in the container creates `directories`; `None` means none.
+pub(super) fn body(
     job: &DockerContainer,
     image: &ResolvedImage,
     agent: &AgentVolume,
     services: &[Service],
     relay: Option<&Relay>,
     directories: Option<&[String]>,
-) -> Result<String, Failure> {
+) -> Result<ContainerCreateBody, Failure> {
     let mut body = create::body(job, &job.build, &image.id)?;
     let command = [EXECUTABLE].into_iter().chain(SERVE).map(str::to_owned);
     body.cmd = Some(command.collect());
@@ -46,8 +46,12 @@ pub(super) async fn create(
     env.push(format!("{MODE}={MODE_CONTAINER}"));
     env.extend(directories.map(|directories| format!("{DIRECTORIES}={}", directories.join("\n"))));
     let settings = body.host_config.get_or_insert_default();
-    let own = [format!("{}:{AGENT_DIR}:ro", agent.name), format!("{}:{RUN_DIR}", create::run_volume(job))];
-    settings.binds.get_or_insert_default().extend(own);
+    let binds = settings.binds.get_or_insert_default();
+    binds.push(format!("{}:{AGENT_DIR}:ro", agent.name));
+    // In a prepared container, this volume is an anonymous one.
+    if !job.volumes.iter().any(|volume| volume.destination == RUN_DIR) {
+        binds.push(format!("{}:{RUN_DIR}", create::run_volume(job)));
+    }
     settings.extra_hosts.get_or_insert_default().extend(services::host_names(job, services));
     let aliases = vec!["build".to_owned(), job.build.name.clone()];
     body.networking_config = network::endpoint(&job.network, aliases, &job.build.mac_address);
@@ -55,19 +59,19 @@ pub(super) async fn create(
         relay.add_to(&mut body);
     }
     block::add_gate(job, &mut body, image);
-    create::container(engine, &job.build, body).await
+    Ok(body)
 }
 
-/// Starts the build container, and waits until its agent answers. Prints the output of the image's entrypoint until the agent starts.
+/// Starts the build container, and waits until its agent answers. `log` gets the output of the image's entrypoint until the agent starts.
 pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
     objects: &Objects,
     (id, run_dir): (String, Option<RunDirectory>),
-    context: &Arc<Context>,
+    log: Arc<dyn Log>,
     stop: &StopToken,
 ) -> Result<Container, Failure> {
-    let output = Output::attach(engine, &id, context).await?;
+    let output = Output::attach(engine, &id, log).await?;
     let name = &job.build.name;
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the container {name}")))?;

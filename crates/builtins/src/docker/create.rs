@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use bollard::Docker;
-use bollard::models::{ContainerCreateBody, HostConfig, VolumeCreateRequest};
+use bollard::models::{ContainerCreateBody, HostConfig, Volume, VolumeCreateRequest};
 use bollard::query_parameters::{CreateContainerOptions, RemoveContainerOptions};
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerVolume};
 use muster_agent_api::container::RUN_DIR;
@@ -32,19 +32,23 @@ pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<Pa
     let mut directory = PathBuf::new();
     let run = DockerVolume { source: run_volume(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
     for volume in job.volumes.iter().filter(|volume| is_named(volume)).chain([&run]) {
-        let request = VolumeCreateRequest {
-            name: Some(volume.source.clone()),
-            labels: Some(labels(job, &volume.labels)),
-            driver: Some(volume.driver.clone()).filter(|driver| !driver.is_empty()),
-            driver_opts: Some(volume.driver_options.clone().into_iter().collect()),
-            ..VolumeCreateRequest::default()
-        };
-        let created = engine.create_volume(request).await;
-        let created = created.map_err(failed(format!("failed to create the volume {}", volume.source)))?;
         // The run volume is the last one.
-        directory = created.mountpoint.into();
+        directory = self::volume(engine, job, volume).await?.mountpoint.into();
     }
     Ok(directory)
+}
+
+/// Creates a named volume. An existing volume is not changed.
+pub(super) async fn volume(engine: &Docker, job: &DockerContainer, volume: &DockerVolume) -> Result<Volume, Failure> {
+    let request = VolumeCreateRequest {
+        name: Some(volume.source.clone()),
+        labels: Some(labels(job, &volume.labels)),
+        driver: Some(volume.driver.clone()).filter(|driver| !driver.is_empty()),
+        driver_opts: Some(volume.driver_options.clone().into_iter().collect()),
+        ..VolumeCreateRequest::default()
+    };
+    let created = engine.create_volume(request).await;
+    created.map_err(failed(format!("failed to create the volume {}", volume.source)))
 }
 
 /// Returns the labels of an object of the job.

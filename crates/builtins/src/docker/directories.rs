@@ -33,10 +33,7 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
 /// `None` means that they must be created before the container starts, because the agent is not root, an entrypoint may drop the rights of
 /// root, or the root directory is read-only.
 pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
-    let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
-    let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
-    let has_entrypoint = entrypoint.iter().any(|word| !word.is_empty());
-    if has_entrypoint || is_read_only(job) || !owner::runs_as_root(job, image) {
+    if has_entrypoint(job, image) || is_read_only(job) || !owner::runs_as_root(job, image) {
         return None;
     }
     let paths: Vec<_> = writable(job).into_iter().map(|(path, _)| path).filter(|path| path != RUN_DIR).collect();
@@ -44,7 +41,14 @@ pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage
     paths.iter().all(|path| !path.contains('\n')).then_some(paths)
 }
 
-fn is_read_only(job: &DockerContainer) -> bool {
+/// Returns whether another program than the agent starts first in the build container.
+pub(super) fn has_entrypoint(job: &DockerContainer, image: &ResolvedImage) -> bool {
+    let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
+    let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
+    entrypoint.iter().any(|word| !word.is_empty())
+}
+
+pub(super) fn is_read_only(job: &DockerContainer) -> bool {
     job.build.host_config.get("ReadonlyRootfs").and_then(serde_json::Value::as_bool) == Some(true)
 }
 
@@ -75,7 +79,7 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
 ///
 /// In a volume, only the root directory is made writable. The agent in the container creates the directories below it, because jobs may have
 /// put links there, which the engine would follow. A directory of the engine's machine keeps its mode.
-fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
+pub(super) fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
     let mut found = vec![(RUN_DIR.to_owned(), RUN_DIR_MODE)];
     for directory in &job.directories {
         let volumes = job.volumes.iter().filter(|volume| is_below(directory, &volume.destination));

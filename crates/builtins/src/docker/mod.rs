@@ -1,4 +1,4 @@
-//! `builtin://docker/container`: runs steps in a container of a Docker or Podman engine (docs/spec/job-execution.md, section 5).
+//! Containers of the step `docker/container`, which runs steps in a container of a Docker or Podman engine (docs/spec/job-execution.md, section 5).
 //!
 //! ```text
 //! connect to the engine -> create volumes and the network -> pull the images of the services, start the services
@@ -24,6 +24,7 @@ pub(crate) mod images;
 mod network;
 mod output;
 mod owner;
+pub(crate) mod prepared;
 mod relay;
 mod search;
 mod services;
@@ -33,19 +34,19 @@ mod target;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bollard::Docker;
 use muster_agent_api::builtin::{DockerContainer, LogLine};
 use muster_agent_api::container::MIRROR_DIR;
-use muster_steps::builtin::{DelegateTarget, OpenTarget};
+use muster_steps::builtin::OpenTarget;
 use muster_steps::failure::Failure;
+use muster_steps::log::{Log, Stream};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 use tokio::task::JoinSet;
 
-use crate::context::Context;
 use cleanup::Objects;
 use images::Images;
+use prepared::PreparedContainers;
 use relay::Relay;
 pub use search::{NoEngine, find_engine};
 use socket::RunDirectory;
@@ -54,39 +55,59 @@ use target::Container;
 /// Time that an engine gets, once it answers again, to finish a call that it left without an answer.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 
-#[async_trait]
-impl DelegateTarget<Context> for DockerContainer {
-    async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
-        let objects = Objects::from_job(self)?;
-        let mut job = self.clone();
-        if context.mirror_view.lock().is_none() {
-            // An engine would create a directory in place of the view that could not be created, or would refuse the container.
-            job.volumes.retain(|volume| volume.destination != MIRROR_DIR);
-        }
-        self.lines.iter().for_each(|line| context.print(&styled(line)));
-        let connecting = async { Ok(engine::connect_to_create(&self.engine).await?) };
-        let (engine, unanswered) = stoppable(stop, connecting).await?;
-        match create_all(&job, &objects, &engine, context, stop).await {
-            Ok(container) => Ok(Box::new(container)),
-            Err(failure) => {
-                agent_volume::forget_complete_volumes();
-                engine::forget_checked_platforms();
-                objects.remove_or_log(&engine).await;
-                if unanswered.happened() {
-                    // The engine may have carried out the call only after the removal.
-                    tokio::time::sleep(PENDING_CALL_TIME).await;
-                    objects.remove_or_log(&engine).await;
-                }
-                Err(failure)
-            }
-        }
-    }
+/// What the step needs of the job that runs it.
+pub(crate) struct JobFacts<'a> {
+    /// Log of the job.
+    pub(crate) log: Arc<dyn Log>,
+    /// Containers that wait for a job of this agent.
+    pub(crate) prepared: &'a Arc<PreparedContainers>,
+    /// Whether the job has a view of a mirror of its repository.
+    pub(crate) has_mirror_view: bool,
+}
 
-    async fn remove_leftovers(&self) -> Result<(), Failure> {
-        let objects = Objects::from_job(self)?;
-        Relay::remove_leftovers(self);
-        objects.remove(&engine::connect(&self.engine).await?).await
+/// Creates the containers of a job. After a failure, nothing of them remains.
+///
+/// # Errors
+/// [`Failure`] of the settings, the engine or the image, or the cause of a stop.
+pub(crate) async fn open(
+    job: &DockerContainer,
+    facts: &JobFacts<'_>,
+    stop: &StopToken,
+) -> Result<Box<dyn OpenTarget>, Failure> {
+    let objects = Objects::from_job(job)?;
+    let mut job = job.clone();
+    if !facts.has_mirror_view {
+        // An engine would create a directory in place of the view that could not be created, or would refuse the container.
+        job.volumes.retain(|volume| volume.destination != MIRROR_DIR);
     }
+    job.lines.iter().for_each(|line| print(&*facts.log, &styled(line)));
+    let _opening = facts.prepared.opening();
+    let connecting = async { Ok(engine::connect_to_create(&job.engine).await?) };
+    let (engine, unanswered) = stoppable(stop, connecting).await?;
+    match create_all(&job, &objects, &engine, facts, stop).await {
+        Ok(container) => Ok(Box::new(container)),
+        Err(failure) => {
+            agent_volume::forget_complete_volumes();
+            engine::forget_checked_platforms();
+            objects.remove_or_log(&engine).await;
+            if unanswered.happened() {
+                // The engine may have carried out the call only after the removal.
+                tokio::time::sleep(PENDING_CALL_TIME).await;
+                objects.remove_or_log(&engine).await;
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Removes what a killed agent left of the containers of a job.
+///
+/// # Errors
+/// [`Failure`] if something may remain.
+pub(crate) async fn remove_leftovers(job: &DockerContainer) -> Result<(), Failure> {
+    let objects = Objects::from_job(job)?;
+    Relay::remove_leftovers(job);
+    objects.remove(&engine::connect(&job.engine).await?).await
 }
 
 /// Creates the objects of a job, and waits until the agent in the build container answers. After a failure, the caller removes them.
@@ -94,37 +115,59 @@ async fn create_all(
     job: &DockerContainer,
     objects: &Objects,
     engine: &Docker,
-    context: &Arc<Context>,
+    facts: &JobFacts<'_>,
     stop: &StopToken,
 ) -> Result<Container, Failure> {
-    let printing = Arc::clone(context);
-    let print = move |line: &str| printing.print(line);
+    let log = &facts.log;
+    let printing = Arc::clone(log);
+    let print = move |line: &str| print(&*printing, line);
     let is_local = engine::is_local(&job.engine)?;
     let relay = Relay::start(job, is_local)?;
     let images = Images::new(engine, &job.credentials, &print, stop);
     let agent = agent_volume::create(engine, &job.engine.host).await?;
+    let mut resolved = None;
+    if prepared::is_suitable(job) {
+        let image = images.ensure(&job.build.image).await?;
+        fail_if_stopped(stop)?;
+        let taken = prepared::take(engine, job, objects, &image, &agent, facts.prepared, &**log).await?;
+        fail_if_stopped(stop)?;
+        if let Some(container) = taken {
+            stoppable(stop, owner::adopt(engine, job, container.id(), &image, &**log)).await?;
+            return Ok(container);
+        }
+        resolved = Some(image);
+    }
     let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
     fail_if_stopped(stop)?;
     network::create(engine, job).await?;
-    let services = services::start(engine, job, &images, &agent, context, stop).await?;
-    let resolved = images.ensure(&job.build.image).await?;
+    let services = services::start(engine, job, &images, &agent, log, stop).await?;
+    let resolved = match resolved {
+        Some(resolved) => resolved,
+        None => images.ensure(&job.build.image).await?,
+    };
     let image = &resolved.id;
     fail_if_stopped(stop)?;
     let directories = directories::directories_for_agent(job, &resolved);
-    let build =
-        build::create(engine, job, &resolved, &agent, &services, relay.as_ref(), directories.as_deref()).await?;
+    let body = build::body(job, &resolved, &agent, &services, relay.as_ref(), directories.as_deref())?;
+    let build = create::container(engine, &job.build, body).await?;
     stoppable(stop, agent.fill(engine, &build, image)).await?;
     if directories.is_none() {
         directories::create(engine, job, &build, image).await?;
     }
     fail_if_stopped(stop)?;
-    let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
-    let mut container =
-        build::start(engine, job, objects, (build, run_dir), context, stop).await?.with_helpers(service_logs, relay);
-    stoppable(stop, owner::adopt(engine, job, container.id(), &resolved, context)).await?;
-    let checking = async { Ok(services::wait_until_healthy(engine, job, container.id(), services, context).await) };
+    let service_logs = if job.log_services { services::copy_logs(engine, &services, log) } else { JoinSet::new() };
+    let mut container = build::start(engine, job, objects, (build, run_dir), Arc::clone(log), stop)
+        .await?
+        .with_helpers(service_logs, relay);
+    stoppable(stop, owner::adopt(engine, job, container.id(), &resolved, &**log)).await?;
+    let checking = async { Ok(services::wait_until_healthy(engine, job, container.id(), services, &**log).await) };
     container.services = stoppable(stop, checking).await?;
     Ok(container)
+}
+
+/// Writes a message of Muster to the log of a job.
+fn print(log: &dyn Log, line: &str) {
+    log.write(Stream::Runner, line.as_bytes());
 }
 
 fn styled(line: &LogLine) -> String {

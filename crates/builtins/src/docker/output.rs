@@ -9,15 +9,13 @@ use bollard::errors::Error as ApiError;
 use bollard::query_parameters::AttachContainerOptions;
 use futures::{Stream as FutureStream, StreamExt};
 use muster_agent_api::container::{READY, STARTED};
-use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
-use muster_steps::log::Stream;
+use muster_steps::log::{Log, Stream};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::engine::failed;
-use crate::context::Context;
 
 /// Maximum number of bytes of the agent's output that are kept for the message about its end.
 const TAIL_BYTES: usize = 2048;
@@ -50,15 +48,15 @@ impl Drop for Output {
 }
 
 impl Output {
-    /// Attaches to a container that has not started.
-    pub(super) async fn attach(engine: &Docker, id: &str, context: &Arc<Context>) -> Result<Self, Failure> {
+    /// Attaches to a container that has not started. `log` gets the output of the image's entrypoint.
+    pub(super) async fn attach(engine: &Docker, id: &str, log: Arc<dyn Log>) -> Result<Self, Failure> {
         let options =
             AttachContainerOptions { stream: true, stdout: true, stderr: true, ..AttachContainerOptions::default() };
         let attached = engine.attach_container(id, Some(options)).await;
         let attached = attached.map_err(failed("failed to attach to the build container"))?;
         let (report, progress) = watch::channel(Progress::Entrypoint);
         let tail = Arc::default();
-        let reader = Reader { context: Arc::clone(context), progress: report, tail: Arc::clone(&tail) };
+        let reader = Reader { log, progress: report, tail: Arc::clone(&tail) };
         let reading = tokio::spawn(reader.read(attached.output));
         Ok(Self { progress, tail, reading })
     }
@@ -83,7 +81,7 @@ impl Output {
 
 /// Splits the two streams of a container into lines.
 struct Reader {
-    context: Arc<Context>,
+    log: Arc<dyn Log>,
     progress: watch::Sender<Progress>,
     tail: Arc<Mutex<Vec<u8>>>,
 }
@@ -143,7 +141,7 @@ impl Reader {
     /// Writes a line of the entrypoint to the job's log, and keeps a line of the agent for the message about its end.
     fn handle_line(&self, line: &[u8], from_agent: bool) {
         if !from_agent {
-            self.context.log().write(Stream::Output, line);
+            self.log.write(Stream::Output, line);
             return;
         }
         let mut tail = self.tail.lock();

@@ -5,11 +5,11 @@ use bollard::Docker;
 use muster_agent_api::builtin::DockerContainer;
 use muster_agent_api::container::{ADOPT, EXECUTABLE};
 use muster_steps::failure::Failure;
+use muster_steps::log::Log;
 use muster_steps::style;
 
 use super::images::ResolvedImage;
-use super::{create, exec};
-use crate::context::Context;
+use super::{create, exec, print};
 
 /// User and group ID of root, for which no name must exist in the image.
 const ROOT: &str = "0:0";
@@ -22,7 +22,7 @@ pub(super) async fn adopt(
     job: &DockerContainer,
     container: &str,
     image: &ResolvedImage,
-    context: &Context,
+    log: &dyn Log,
 ) -> Result<(), Failure> {
     if runs_as_root(job, image) {
         return Ok(());
@@ -40,9 +40,10 @@ pub(super) async fn adopt(
         Ok(finished) => String::from_utf8_lossy(&finished.output).trim().to_owned(),
         Err(error) => error.to_string(),
     };
-    context.print(&style::warning(&format!(
-        "failed to give the job's directories to the user of the container: {problem}"
-    )));
+    print(
+        log,
+        &style::warning(&format!("failed to give the job's directories to the user of the container: {problem}")),
+    );
     Ok(())
 }
 

@@ -12,9 +12,9 @@ use futures::future::join_all;
 use muster_agent_api::builtin::{DockerContainer, ServiceSpec};
 use muster_agent_api::container::{EXECUTABLE, PROBE};
 use muster_agent_api::result::{StepNode, StepStatus};
-use muster_steps::engine::{Job as _, StartTime};
+use muster_steps::engine::StartTime;
 use muster_steps::failure::Failure;
-use muster_steps::log::Stream;
+use muster_steps::log::{Log, Stream};
 use muster_steps::process::Usage;
 use muster_steps::style;
 use tokio::task::JoinSet;
@@ -23,8 +23,7 @@ use super::agent_volume::AgentVolume;
 use super::engine::{failed, inspect_container, reason};
 use super::exec::{self, MAX_OUTPUT_BYTES};
 use super::images::{Images, ResolvedImage};
-use super::{block, create, fail_if_stopped, network};
-use crate::context::Context;
+use super::{block, create, fail_if_stopped, network, print};
 
 /// Length of the short ID of a container, which is one of its host names.
 const SHORT_ID: usize = 12;
@@ -62,12 +61,12 @@ pub(super) async fn start(
     job: &DockerContainer,
     images: &Images<'_>,
     agent: &AgentVolume,
-    context: &Arc<Context>,
+    log: &Arc<dyn Log>,
     stop: &muster_steps::stop::StopToken,
 ) -> Result<Vec<Service>, Failure> {
     let mut started = Vec::new();
     for service in &job.services {
-        context.print(&style::plain(&format!("Starting service {}...", service.title)));
+        print(&**log, &style::plain(&format!("Starting service {}...", service.title)));
         let image = images.ensure(&service.container.image).await?;
         fail_if_stopped(stop)?;
         started.push(start_one(engine, job, service, &image, agent).await?);
@@ -153,18 +152,18 @@ pub(super) async fn wait_until_healthy(
     job: &DockerContainer,
     build: &str,
     mut services: Vec<Service>,
-    context: &Context,
+    log: &dyn Log,
 ) -> Vec<Service> {
     let timeout = Duration::from_millis(job.service_timeout_ms);
     if timeout.is_zero() || services.is_empty() {
         return services;
     }
     let seconds = timeout.as_secs();
-    context.print(&style::plain(&format!("Waiting for services to be up and running (timeout {seconds} seconds)...")));
+    print(log, &style::plain(&format!("Waiting for services to be up and running (timeout {seconds} seconds)...")));
     join_all(services.iter_mut().map(async |service| {
         if let Err(error) = service.check(engine, build, timeout).await {
             let logs = service.logs(engine).await;
-            context.print(&error.block(&service.name, &logs));
+            print(log, &error.block(&service.name, &logs));
             service.unhealthy = Some(error.message);
         }
     }))
@@ -306,23 +305,23 @@ fn end_of(text: &str) -> &str {
 }
 
 /// Copies the output of the services to the log until the returned tasks are dropped (`CI_DEBUG_SERVICES`).
-pub(super) fn copy_logs(engine: &Docker, services: &[Service], context: &Arc<Context>) -> JoinSet<()> {
+pub(super) fn copy_logs(engine: &Docker, services: &[Service], log: &Arc<dyn Log>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for service in services {
         let options =
             LogsOptions { follow: true, stdout: true, stderr: true, timestamps: true, ..LogsOptions::default() };
         let mut output = Box::pin(engine.logs(&service.id, Some(options)));
-        let (prefix, context) = (service.aliases.join("-"), Arc::clone(context));
+        let (prefix, log) = (service.aliases.join("-"), Arc::clone(log));
         tasks.spawn(async move {
             let mut incomplete = Vec::new();
             while let Some(Ok(chunk)) = output.next().await {
                 incomplete.extend_from_slice(&chunk.into_bytes());
                 while let Some(end) = incomplete.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = incomplete.drain(..=end).collect();
-                    context.log().write(Stream::Output, &debug_line(&prefix, &line));
+                    log.write(Stream::Output, &debug_line(&prefix, &line));
                 }
                 if incomplete.len() > MAX_OUTPUT_BYTES {
-                    context.log().write(Stream::Output, &debug_line(&prefix, &std::mem::take(&mut incomplete)));
+                    log.write(Stream::Output, &debug_line(&prefix, &std::mem::take(&mut incomplete)));
                 }
             }
         });

@@ -141,6 +141,25 @@ impl Container {
         self
     }
 
+    /// Returns the container as that of a job that has just taken it. The container already has the name of the job.
+    pub(super) fn for_job(mut self, job: &DockerContainer, objects: Objects) -> Self {
+        self.name.clone_from(&job.build.name);
+        self.image.clone_from(&job.build.image.name);
+        self.project_dir = job.project_dir.clone().into();
+        self.objects = objects;
+        self
+    }
+
+    /// Returns whether the container is known to have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.borrow().is_some()
+    }
+
+    /// Returns the client of the engine.
+    pub(super) fn engine(&self) -> &Docker {
+        &self.engine
+    }
+
     /// Returns the ID of the container.
     pub(super) fn id(&self) -> &str {
         &self.id

@@ -7,10 +7,17 @@ use std::net::IpAddr;
 
 use super::problem::shown_name;
 use super::tree::{Table, Value};
-use crate::settings::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
+use crate::settings::{
+    ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, PreparedContainers, Ulimit,
+};
 
 /// Default of `wait_for_services_timeout`, in seconds.
 const DEFAULT_WAIT_FOR_SERVICES_S: u32 = 30;
+/// Defaults of `[runners.docker.prepared_containers]`.
+const DEFAULT_PREPARED: PreparedContainers =
+    PreparedContainers { max_containers: 0, min_uses: 2, window_s: 3600, max_idle_s: 600 };
+/// Largest value of `max_containers`.
+const MAX_PREPARED: u32 = 100;
 /// Keys of `log_options` that are allowed, because they affect neither other jobs nor the engine's machine.
 const ALLOWED_LOG_OPTIONS: [&str; 2] = ["env", "labels"];
 
@@ -85,6 +92,7 @@ impl Reader<'_> {
             enable_ipv6: bool("enable_ipv6"),
             network_mtu: self.docker.int("network_mtu").and_then(|mtu| u32::try_from(mtu).ok()).unwrap_or_default(),
             blocked_addresses: self.blocked_addresses(),
+            prepared_containers: self.prepared_containers(),
             service_slot_cgroup_template: self.text("service_slot_cgroup_template"),
             services_devices,
             build,
@@ -270,6 +278,26 @@ impl Reader<'_> {
             }
         }
         addresses
+    }
+
+    fn prepared_containers(&mut self) -> Option<PreparedContainers> {
+        let table = self.docker.table("prepared_containers")?;
+        let mut number = |name: &str, default: u32, range: std::ops::RangeInclusive<u32>| {
+            let Some(given) = table.int(name) else { return default };
+            let Some(number) = u32::try_from(given).ok().filter(|number| range.contains(number)) else {
+                let help = "write max_containers from 0 to 100, and the other keys from 1";
+                self.invalid("prepared_containers", &format!("{name} = {given}"), "setting", help);
+                return default;
+            };
+            number
+        };
+        let prepared = PreparedContainers {
+            max_containers: number("max_containers", DEFAULT_PREPARED.max_containers, 0..=MAX_PREPARED),
+            min_uses: number("min_uses", DEFAULT_PREPARED.min_uses, 1..=u32::MAX),
+            window_s: number("window", DEFAULT_PREPARED.window_s, 1..=u32::MAX),
+            max_idle_s: number("max_idle_time", DEFAULT_PREPARED.max_idle_s, 1..=u32::MAX),
+        };
+        Some(prepared).filter(|prepared| prepared.max_containers > 0)
     }
 
     fn pull_policies(&mut self, key: &'static str) -> Vec<String> {

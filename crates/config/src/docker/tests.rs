@@ -1,4 +1,4 @@
-use crate::settings::{DockerSettings, RunnerSettings};
+use crate::settings::{DockerSettings, PreparedContainers, RunnerSettings};
 use crate::{HostFacts, SettingsContext, parse, settings};
 
 fn runner(docker: &str) -> RunnerSettings {
@@ -111,4 +111,17 @@ fn stored_settings_of_a_job_are_read_again() {
     );
     let stored = serde_json::to_string(&runner).unwrap();
     assert_eq!(serde_json::from_str::<RunnerSettings>(&stored).unwrap(), runner);
+}
+
+#[test]
+fn containers_are_prepared_only_if_a_maximum_is_set() {
+    let prepared = |text: &str| docker(&format!("[runners.docker.prepared_containers]\n{text}")).prepared_containers;
+    assert_eq!(docker("").prepared_containers, None);
+    assert_eq!(prepared("min_uses = 1"), None);
+    let expected = PreparedContainers { max_containers: 4, min_uses: 2, window_s: 3600, max_idle_s: 60 };
+    assert_eq!(prepared("max_containers = 4\nmax_idle_time = 60"), Some(expected));
+    let invalid = docker("[runners.docker.prepared_containers]\nmax_containers = 101");
+    let message = "prepared_containers of [runners.docker]: `max_containers = 101` is not a valid setting; write max_containers from 0 to 100, \
+                   and the other keys from 1";
+    assert_eq!(invalid.problems, [message]);
 }

@@ -8,6 +8,19 @@ use serde::{Deserialize, Serialize};
 /// Policies for pulling an image.
 pub const PULL_POLICIES: [&str; 3] = ["always", "if-not-present", "never"];
 
+/// `[runners.docker.prepared_containers]`, checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedContainers {
+    /// Maximum number of containers of the runner that wait for a job on one machine.
+    pub max_containers: u32,
+    /// Number of jobs within the window for which one container is prepared.
+    pub min_uses: u32,
+    /// Seconds for which a job counts.
+    pub window_s: u32,
+    /// Maximum number of seconds for which a container waits, and from the last job that needed such a container.
+    pub max_idle_s: u32,
+}
+
 /// `[runners.docker]`, checked. Stored with a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -74,6 +87,8 @@ pub struct DockerSettings {
     pub network_mtu: u32,
     /// Addresses that no container of a job can reach.
     pub blocked_addresses: Vec<IpAddr>,
+    /// Containers that are prepared before a job needs them. `None` means that none are prepared.
+    pub prepared_containers: Option<PreparedContainers>,
     /// Name of the slot's cgroup for services, with `${slot}`. Empty means the cgroup of the build container.
     pub service_slot_cgroup_template: String,
     /// Devices of services, by pattern of the service's image.

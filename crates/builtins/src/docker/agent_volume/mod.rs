@@ -119,6 +119,12 @@ struct OtherAgent {
 }
 
 impl AgentVolume {
+    /// Returns a volume with this name, which is not created.
+    #[cfg(test)]
+    pub(super) fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), identity: String::new(), bytes: 0 }
+    }
+
     /// Fills the volume unless it is complete.
     ///
     /// `container` must mount the volume, so that the engine does not remove it. `image` is any image that the engine has.

@@ -22,10 +22,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{
-    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, Inputs, LogLine,
+    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, Inputs, LogLine, PreparedPolicy,
 };
 use muster_agent_api::plan::{Call, Step};
-use muster_config::settings::{DockerSettings, RunnerSettings};
+use muster_config::settings::{DockerSettings, PreparedContainers, RunnerSettings};
 use muster_executor::Directories;
 use muster_runner_api::payload::JobPayload;
 use url::{Host, Url};
@@ -170,8 +170,11 @@ pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
 /// Returns the host name of the build container.
 pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     let configured = context.runner.docker.as_ref().map(|docker| docker.hostname.as_str());
+    let prepares = context.runner.docker.as_ref().is_some_and(|docker| docker.prepared_containers.is_some());
     match configured.filter(|name| !name.is_empty()) {
         Some(name) => name.to_owned(),
+        // The jobs of all projects can then use the same containers, whose host name cannot be changed.
+        None if prepares => names::of_runner(context),
         None => Names::of(payload, context).project,
     }
 }
@@ -274,9 +277,19 @@ fn container(
         log_services: settings.debug_services,
         relay: relay(&context.runner.url),
         blocked_addresses: docker.blocked_addresses.clone(),
+        prepared: docker.prepared_containers.map(prepared_policy),
     };
     blocked::prepare(&mut container)?;
     Ok(container)
+}
+
+fn prepared_policy(settings: PreparedContainers) -> PreparedPolicy {
+    PreparedPolicy {
+        max_containers: settings.max_containers,
+        min_uses: settings.min_uses,
+        window_ms: u64::from(settings.window_s) * 1000,
+        max_idle_ms: u64::from(settings.max_idle_s) * 1000,
+    }
 }
 
 fn build(

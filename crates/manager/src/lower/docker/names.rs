@@ -48,6 +48,11 @@ impl Names {
     }
 }
 
+/// Returns the host name of build containers that jobs of all projects of the runner can use.
+pub(super) fn of_runner(context: &JobContext) -> String {
+    host_name(&format!("runner-{}", short_token(context.runner.token.expose())))
+}
+
 /// Returns the name of the job's own network.
 pub(in super::super) fn network(payload: &JobPayload, context: &JobContext) -> String {
     let (token, project_id) = (short_token(context.runner.token.expose()), payload.job_info.project_id);

@@ -1,5 +1,7 @@
 //! An agent in a separate process, on the machine of an engine that the tests share.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -38,6 +40,9 @@ impl Drop for Host {
         let mut process = self.process.lock();
         let _ = process.kill();
         let _ = process.wait();
+        if std::thread::panicking() {
+            let _ = std::io::stderr().write_all(self.agent_log().as_bytes());
+        }
     }
 }
 
@@ -59,6 +64,12 @@ impl Host {
         hosts
     }
 
+    /// Starts an agent that uses an engine of its own, which the test can crash. `None` means that no engine can run here.
+    pub(crate) async fn start_on_isolated_engine() -> Option<Self> {
+        // The engine ends with the process of the tests.
+        Self::beside(Box::leak(Box::new(TestEngine::isolated()?)), &OnceLock::new()).await
+    }
+
     async fn beside(docker: &'static TestEngine, image_exists: &OnceLock<bool>) -> Option<Self> {
         if !image_exists.get_or_init(|| docker.create_image(IMAGE, &[])) {
             return None;
@@ -72,6 +83,11 @@ impl Host {
     /// Returns the directory of this test on the machine of the agent.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// Returns what the agents of this test have logged.
+    pub(crate) fn agent_log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("agent.log")).unwrap_or_default()
     }
 
     fn socket(&self) -> PathBuf {
@@ -153,6 +169,14 @@ impl Host {
         until(async || self.reach().await.map_err(|error| error.to_string())).await;
     }
 
+    /// Ends the agent with SIGTERM, and waits until it has exited.
+    pub(crate) async fn terminate(&mut self) {
+        let process = self.process.get_mut();
+        let pid = rustix::process::Pid::from_raw(i32::try_from(process.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        until(async || process.try_wait().unwrap().ok_or("the agent still runs".to_owned())).await;
+    }
+
     /// Waits until no object of the engine has a name that begins with this text.
     pub(crate) async fn until_no_objects(&self, name: &str) {
         until(async || {
@@ -174,7 +198,8 @@ fn spawn(dir: &TempDir) -> Child {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["agent", "serve", "--no-cgroups", "--socket"]).arg(dir.path().join("agent.sock"));
     agent.arg("--spool").arg(dir.path().join("spool"));
-    agent.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    let log = File::options().create(true).append(true).open(dir.path().join("agent.log")).unwrap();
+    agent.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
 #[async_trait::async_trait]

@@ -3,6 +3,7 @@
 mod ends;
 mod harness;
 mod images;
+mod prepared;
 mod services;
 
 use muster_agent_api::builtin::DockerVolume;

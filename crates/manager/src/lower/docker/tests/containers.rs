@@ -199,3 +199,18 @@ fn blocked_addresses_take_away_raw_packets_and_are_refused_if_the_container_coul
         assert!(error.starts_with("runner_configuration_error") && error.contains("has no effect with"), "{error}");
     }
 }
+
+#[test]
+fn containers_that_are_prepared_have_a_host_name_of_all_projects() {
+    let prepared = PreparedContainers { max_containers: 3, min_uses: 2, window_s: 60, max_idle_s: 30 };
+    let found = container(|docker| docker.prepared_containers = Some(prepared), json!({}));
+    let policy = PreparedPolicy { max_containers: 3, min_uses: 2, window_ms: 60_000, max_idle_ms: 30_000 };
+    assert_eq!((found.prepared, found.build.hostname.as_str()), (Some(policy), "runner-shorttoke"));
+    let named = |docker: &mut DockerSettings| {
+        docker.prepared_containers = Some(prepared);
+        docker.hostname = "own".to_owned();
+    };
+    assert_eq!(container(named, json!({})).build.hostname, "own");
+    let off = container(|_| (), json!({}));
+    assert!(off.prepared.is_none() && off.build.hostname.contains("-project-"), "{off:?}");
+}

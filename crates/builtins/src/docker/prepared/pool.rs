@@ -1,0 +1,328 @@
+//! The containers of an agent that wait for a job, and the task that prepares and removes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::builtin::{DockerEngine, PreparedPolicy};
+use muster_job::TerminationCause;
+use muster_steps::stop::StopToken;
+use parking_lot::Mutex;
+use rand::Rng;
+use time::OffsetDateTime;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::super::target::Container;
+use super::leftovers::{self, Record};
+use super::template::Template;
+use super::usage::{Usage, shares};
+
+/// Interval at which the pool checks whether containers have ended or expired. Engines do not report it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// Delay before the next attempt to remove containers.
+const RETRY_DELAY: Duration = Duration::from_secs(30);
+/// Maximum number of attempts to remove containers from an engine that does not answer. Together they take about one hour.
+const MAX_ATTEMPTS: u32 = 120;
+/// Maximum number of kinds of containers that are remembered.
+const MAX_KINDS: usize = 200;
+
+/// Containers that wait for a job of this agent. See `[runners.docker.prepared_containers]`.
+#[derive(Debug, Default)]
+pub struct PreparedContainers {
+    record: Record,
+    stop: StopToken,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    kinds: BTreeMap<String, Kind>,
+    waiting: Vec<Waiting>,
+    /// Names of containers that jobs have taken and not yet renamed.
+    taken: Vec<String>,
+    /// Engines from which containers must be removed.
+    removals: Vec<Removal>,
+    /// Number of jobs that are creating their containers.
+    opening: usize,
+    task: Option<JoinHandle<()>>,
+    is_closed: bool,
+}
+
+/// Containers that are equal apart from their names.
+#[derive(Debug)]
+struct Kind {
+    template: Arc<Template>,
+    usage: Usage,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    key: String,
+    name: String,
+    since: Instant,
+    engine: DockerEngine,
+    container: Container,
+}
+
+#[derive(Debug, Clone)]
+struct Removal {
+    engine: DockerEngine,
+    due: Instant,
+    attempts: u32,
+}
+
+/// What the pool does next.
+enum Action {
+    Prepare(Arc<Template>),
+    Remove(Removal, BTreeSet<String>),
+    /// Wait for a change. `None` means no time limit.
+    Wait(Option<Instant>),
+    End,
+}
+
+/// A container that a job takes. Dropping this value ends the protection of the container's old name.
+pub(super) struct Taken<'a> {
+    pool: &'a PreparedContainers,
+    name: String,
+    engine: DockerEngine,
+    pub(super) container: Option<Container>,
+    /// Whether the container may still have its old name, so that it must be removed.
+    pub(super) has_old_name: bool,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock();
+        state.taken.retain(|name| *name != self.name);
+        if self.has_old_name {
+            state.remove_soon(&self.engine, Instant::now());
+        }
+        drop(state);
+        self.pool.changed.notify_one();
+    }
+}
+
+/// A job that is creating its containers. Meanwhile, none are prepared.
+pub(in super::super) struct Opening<'a>(&'a PreparedContainers);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().opening -= 1;
+        self.0.changed.notify_one();
+    }
+}
+
+impl PreparedContainers {
+    /// Returns the containers of the agent that owns this record, which the next agent reads to remove what a killed agent left.
+    #[must_use]
+    pub fn recorded_in(path: PathBuf) -> Self {
+        Self { record: Record::load(path), ..Self::default() }
+    }
+
+    /// Removes, in the background, what an earlier agent with the same record left.
+    pub fn remove_leftovers(self: &Arc<Self>) {
+        let engines = self.record.engines();
+        if engines.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        engines.iter().for_each(|engine| state.remove_soon(engine, Instant::now()));
+        self.run_in_background(&mut state);
+    }
+
+    /// Removes all containers. Afterwards, none are prepared anymore.
+    pub async fn close(&self) {
+        let task = {
+            let mut state = self.state.lock();
+            state.is_closed = true;
+            state.waiting.clear();
+            state.task.take()
+        };
+        self.stop.stop(TerminationCause::ManagerShutdown);
+        self.changed.notify_one();
+        if let Some(task) = task {
+            // A panic of the task leaves containers, which are removed here.
+            let _ = task.await;
+        }
+        let prefix = self.record.prefix();
+        for engine in self.record.engines() {
+            match leftovers::remove(&engine, &prefix, &BTreeSet::new()).await {
+                Ok(()) => self.record.remove(&engine),
+                Err(error) => {
+                    tracing::info!(error, "failed to remove prepared containers; the next agent removes them");
+                }
+            }
+        }
+    }
+
+    /// Marks that a job creates its containers until the returned value is dropped.
+    pub(in super::super) fn opening(&self) -> Opening<'_> {
+        self.state.lock().opening += 1;
+        Opening(self)
+    }
+
+    /// Counts a job that needs a container, and returns a container that waits. `None` means that no such container waits.
+    pub(super) fn take(self: &Arc<Self>, template: Template, policy: PreparedPolicy) -> Option<Taken<'_>> {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return None;
+        }
+        let key = template.key().to_owned();
+        state.count(template, policy, now);
+        let max_idle = Duration::from_millis(policy.max_idle_ms);
+        let is_usable = |waiting: &Waiting| {
+            waiting.key == key && !waiting.container.has_ended() && now.duration_since(waiting.since) < max_idle
+        };
+        let found = state.waiting.iter().position(is_usable).map(|index| state.waiting.remove(index));
+        state.taken.extend(found.as_ref().map(|found| found.name.clone()));
+        self.run_in_background(&mut state);
+        drop(state);
+        self.changed.notify_one();
+        let Waiting { name, engine, container, .. } = found?;
+        Some(Taken { pool: self, name, engine, container: Some(container), has_old_name: true })
+    }
+
+    fn run_in_background(self: &Arc<Self>, state: &mut State) {
+        if !state.is_closed && state.task.as_ref().is_none_or(JoinHandle::is_finished) {
+            state.task = Some(tokio::spawn(Arc::clone(self).run()));
+        }
+    }
+
+    async fn run(self: Arc<Self>) {
+        loop {
+            let action = self.state.lock().next_action(Instant::now());
+            match action {
+                Action::Prepare(template) => self.prepare(&template).await,
+                Action::Remove(removal, known) => self.remove(removal, &known).await,
+                Action::Wait(None) => self.changed.notified().await,
+                Action::Wait(Some(until)) => {
+                    // The time limit is not an error.
+                    let _ = tokio::time::timeout_at(until, self.changed.notified()).await;
+                }
+                Action::End => return,
+            }
+        }
+    }
+
+    async fn prepare(&self, template: &Arc<Template>) {
+        let since = Instant::now();
+        let name = format!("{}{:08x}", self.record.prefix(), rand::rng().random::<u32>());
+        let max_idle = self.state.lock().kinds.get(template.key()).map(|kind| kind.usage.max_idle());
+        let expires = (OffsetDateTime::now_utc() + max_idle.unwrap_or_default()).unix_timestamp();
+        let created = match self.record.add(template.engine()) {
+            Ok(()) => template.create(&name, expires, &self.stop).await.map_err(|failure| failure.to_string()),
+            Err(error) => Err(format!("failed to record the engine: {error}")),
+        };
+        let (engine, key) = (template.engine().clone(), template.key().to_owned());
+        let mut state = self.state.lock();
+        match created {
+            Ok(container) if !state.is_closed => {
+                tracing::info!(container = name, "container prepared");
+                state.waiting.push(Waiting { key, name, since, engine, container });
+            }
+            // `close` removes the container.
+            Ok(_) => {}
+            Err(_) if state.is_closed => {}
+            Err(error) => {
+                tracing::warn!(
+                    error,
+                    container = name,
+                    "failed to prepare a container, trying again after further jobs"
+                );
+                state.kinds.remove(&key);
+                // The engine may carry out a call later than it is given up.
+                state.remove_soon(&engine, Instant::now());
+                state.removals.push(Removal { engine, due: Instant::now() + RETRY_DELAY, attempts: 0 });
+            }
+        }
+    }
+
+    async fn remove(&self, removal: Removal, known: &BTreeSet<String>) {
+        let Removal { engine, attempts, .. } = removal;
+        let Err(error) = leftovers::remove(&engine, &self.record.prefix(), known).await else { return };
+        let attempts = attempts + 1;
+        if attempts >= MAX_ATTEMPTS {
+            tracing::error!(error, "failed to remove prepared containers; remove them by hand");
+            return;
+        }
+        tracing::info!(error, attempts, "failed to remove prepared containers, retrying");
+        self.state.lock().removals.push(Removal { engine, due: Instant::now() + RETRY_DELAY, attempts });
+    }
+}
+
+impl State {
+    /// Counts a job with this template.
+    fn count(&mut self, template: Template, policy: PreparedPolicy, now: Instant) {
+        if self.kinds.len() >= MAX_KINDS && !self.kinds.contains_key(template.key()) {
+            let oldest = self.kinds.iter().min_by_key(|(_, kind)| kind.usage.last()).map(|(key, _)| key.clone());
+            oldest.map(|key| self.kinds.remove(&key));
+        }
+        let key = template.key().to_owned();
+        let kind =
+            self.kinds.entry(key).or_insert_with(|| Kind { template: Arc::new(template), usage: Usage::new(policy) });
+        kind.usage.add(policy, now);
+    }
+
+    /// Requests the removal of containers that are not known to wait.
+    fn remove_soon(&mut self, engine: &DockerEngine, now: Instant) {
+        match self.removals.iter_mut().find(|removal| removal.engine == *engine) {
+            Some(removal) => removal.due = removal.due.min(now),
+            None => self.removals.push(Removal { engine: engine.clone(), due: now, attempts: 0 }),
+        }
+    }
+
+    /// Returns how many containers of each kind should wait.
+    fn wanted(&self, now: Instant) -> BTreeMap<String, usize> {
+        let mut owners: BTreeMap<String, Vec<(&String, &Usage)>> = BTreeMap::new();
+        for (key, kind) in &self.kinds {
+            owners.entry(format!("{:?}", kind.template.owner())).or_default().push((key, &kind.usage));
+        }
+        let of_owner = |kinds: Vec<(&String, &Usage)>| {
+            let (keys, usages): (Vec<_>, Vec<_>) = kinds.into_iter().unzip();
+            keys.into_iter().cloned().zip(shares(&usages, now)).collect::<Vec<_>>()
+        };
+        owners.into_values().flat_map(of_owner).collect()
+    }
+
+    fn next_action(&mut self, now: Instant) -> Action {
+        if self.is_closed {
+            return Action::End;
+        }
+        self.kinds.retain(|_, kind| !kind.usage.prune(now));
+        let mut wanted = self.wanted(now);
+        self.drop_unwanted(&mut wanted, now);
+        // From here on, `wanted` has the numbers of missing containers.
+        if let Some(index) = self.removals.iter().position(|removal| removal.due <= now) {
+            let known = self.waiting.iter().map(|waiting| &waiting.name).chain(&self.taken).cloned().collect();
+            return Action::Remove(self.removals.swap_remove(index), known);
+        }
+        let missing = wanted.iter().max_by_key(|(_, missing)| **missing).filter(|(_, missing)| **missing > 0);
+        if self.opening == 0
+            && let Some(kind) = missing.and_then(|(key, _)| self.kinds.get(key))
+        {
+            return Action::Prepare(Arc::clone(&kind.template));
+        }
+        let check = (!self.waiting.is_empty()).then(|| now + CHECK_INTERVAL);
+        Action::Wait(self.removals.iter().map(|removal| removal.due).chain(check).min())
+    }
+
+    /// Drops the containers that no job may take anymore, and subtracts the others from the wanted numbers.
+    fn drop_unwanted(&mut self, wanted: &mut BTreeMap<String, usize>, now: Instant) {
+        let kinds = &self.kinds;
+        let mut is_wanted = |waiting: &Waiting| {
+            let max_idle = kinds.get(&waiting.key).map(|kind| kind.usage.max_idle());
+            let is_usable = !waiting.container.has_ended()
+                && max_idle.is_some_and(|max_idle| now.duration_since(waiting.since) < max_idle);
+            let missing = wanted.get_mut(&waiting.key).filter(|missing| is_usable && **missing > 0);
+            missing.map(|missing| *missing -= 1).is_some()
+        };
+        let (kept, dropped): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting).into_iter().partition(&mut is_wanted);
+        self.waiting = kept;
+        dropped.iter().for_each(|one| self.remove_soon(&one.engine, now));
+    }
+}

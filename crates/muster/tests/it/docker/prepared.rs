@@ -1,0 +1,223 @@
+//! Containers that are prepared before a job needs them.
+
+use muster_agent_api::builtin::{DockerContainer, DockerVolume, PreparedPolicy};
+use muster_agent_api::result::Outcome;
+
+use super::harness::{Host, failed, job, script};
+use crate::process::until;
+
+/// Line in the log of a job that took a prepared container.
+const TAKEN: &str = "Using prepared container for image muster-test/";
+
+/// Returns a job whose container can be prepared. All its objects have names that begin with `name`.
+fn preparable(name: &str) -> DockerContainer {
+    let policy = PreparedPolicy { max_containers: 1, min_uses: 1, window_ms: 3_600_000, max_idle_ms: 600_000 };
+    let mut job = job(name);
+    job.build.hostname = "prepared-host".to_owned();
+    job.build.env = vec![format!("CI_JOB_NAME={name}")];
+    job.labels = [("com.gitlab.gitlab-runner.job.id".to_owned(), name.to_owned())].into();
+    job.prepared = Some(policy);
+    job
+}
+
+impl Host {
+    /// Returns the beginning of the names of the agent's prepared containers. `None` means that it has prepared none yet.
+    fn prefix(&self) -> Option<String> {
+        let record = std::fs::read(self.dir().join("spool/.prepared-containers")).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        Some(format!("muster-prepared-{}-", record["owner"].as_str().unwrap()))
+    }
+
+    /// Waits until a prepared container waits for a job. Returns its name.
+    async fn until_prepared(&self) -> String {
+        let waiting = async || {
+            let prefix = self.prefix().ok_or("no container was prepared")?;
+            let objects = self.objects(&prefix);
+            let name = objects.split(' ').next().unwrap_or_default().trim_start_matches('/').to_owned();
+            let log = self.agent_log();
+            let is_waiting = log.lines().any(|line| line.contains("container prepared") && line.ends_with(&name));
+            if !name.is_empty() && is_waiting { Ok(name) } else { Err(format!("{objects:?} does not wait: {log}")) }
+        };
+        until(waiting).await
+    }
+
+    /// Runs a job to its end, and returns its log. The job must pass.
+    async fn pass(&self, job: &DockerContainer, command: &str) -> String {
+        let (log, result) = self.run(job, vec![script(&[command])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        self.close().await;
+        log
+    }
+
+    /// Returns the names of the volumes of a container, apart from the volume with the agent's executable.
+    fn volumes_of(&self, container: &str) -> Vec<String> {
+        let (_, found) = self.docker.call("GET", &format!("/containers/{container}/json"), &[]);
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+        let mounts = found["Mounts"].as_array().unwrap();
+        let names = mounts.iter().filter_map(|mount| mount["Name"].as_str());
+        names.filter(|name| !name.starts_with("muster-agent-")).map(str::to_owned).collect()
+    }
+
+    /// Fails if one of the volumes exists.
+    fn assert_no_volumes(&self, names: &[String]) {
+        for name in names {
+            assert_eq!(self.docker.call("GET", &format!("/volumes/{name}"), &[]).0, 404, "volume {name} is left");
+        }
+    }
+}
+
+#[tokio::test]
+async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
+    for mut host in Host::start_on_each_engine().await {
+        let log = host.pass(&preparable("ahead-a"), "touch /mark /builds/mark /cache/mark").await;
+        assert!(!log.contains(TAKEN), "{log}");
+        for name in ["ahead-b", "ahead-c"] {
+            let waiting = host.until_prepared().await;
+            let volumes = host.volumes_of(&waiting);
+            assert_eq!(volumes.len(), 2, "of /builds and of the agent");
+            let commands = "echo \"$A on $(hostname) in $PWD\"; ls /mark /builds/mark /cache/mark || true; touch /mark /builds/mark /cache/mark";
+            let log = host.pass(&preparable(name), commands).await;
+            assert!(log.contains(TAKEN), "{log}");
+            assert!(log.contains("handed on on prepared-host in /builds/group/project\n"), "{log}");
+            assert_eq!(log.matches("No such file or directory").count(), 3, "another job used the container: {log}");
+            assert_eq!(host.objects(&waiting), "", "the container was removed with its job");
+            host.assert_no_volumes(&volumes);
+        }
+        assert_eq!(host.objects("ahead"), "", "objects of the jobs are left");
+        host.until_prepared().await;
+        let prefix = host.prefix().unwrap();
+        host.terminate().await;
+        assert_eq!(host.objects(&prefix), "", "the agent left a prepared container");
+    }
+}
+
+#[tokio::test]
+async fn job_that_would_create_another_container_does_not_take_it() {
+    for host in Host::start_on_each_engine().await {
+        host.pass(&preparable("other-a"), "true").await;
+        host.until_prepared().await;
+        let changes: [fn(&mut DockerContainer); 4] = [
+            |job| job.build.user = "1000:1000".to_owned(),
+            |job| job.prepared = None,
+            |job| job.build.entrypoint = Some(["/bin/sh", "-c"].map(str::to_owned).to_vec()),
+            |job| {
+                job.volumes.push(DockerVolume {
+                    source: "/tmp".to_owned(),
+                    destination: "/host-tmp".to_owned(),
+                    ..DockerVolume::default()
+                });
+            },
+        ];
+        for change in changes {
+            let mut job = preparable("other-b");
+            change(&mut job);
+            let log = host.pass(&job, "echo runs").await;
+            assert!(!log.contains(TAKEN), "{log}");
+        }
+        assert_eq!(host.objects("other"), "", "objects of the jobs are left");
+    }
+}
+
+#[tokio::test]
+async fn container_that_was_killed_paused_or_removed_while_it_waited_fails_no_job() {
+    for host in Host::start_on_each_engine().await {
+        host.pass(&preparable("broken-a"), "true").await;
+        let calls = [("POST", "/kill"), ("POST", "/pause"), ("DELETE", "?force=1&v=1")];
+        for (method, call) in calls {
+            let waiting = host.until_prepared().await;
+            let (status, answer) = host.docker.call(method, &format!("/containers/{waiting}{call}"), &[]);
+            // An engine without cgroups cannot pause containers.
+            assert!(status == 204 || call == "/pause" && answer.contains("cgroup"), "{status} {answer}");
+            let log = host.pass(&preparable("broken-b"), "echo runs").await;
+            assert!(log.contains("\nruns\n"), "{log}");
+            host.until_no_objects(&waiting).await;
+        }
+        assert_eq!(host.objects("broken"), "", "objects of the jobs are left");
+    }
+}
+
+#[tokio::test]
+async fn newer_image_with_the_same_name_is_never_missed() {
+    for host in Host::start_on_each_engine().await {
+        let name = "muster-test/retagged:1";
+        let version = |version: &str| host.docker.create_image(name, &[&format!("ENV VERSION={version}")]);
+        assert!(version("old"));
+        let mut job = preparable("retag-a");
+        job.build.image.name = name.to_owned();
+        host.pass(&job, "true").await;
+        host.until_prepared().await;
+        assert!(version("new"));
+        job.build.name = "retag-b-build".to_owned();
+        let log = host.pass(&job, "echo \"version is $VERSION\"").await;
+        assert!(log.contains("version is new\n") && !log.contains(TAKEN), "{log}");
+        assert_eq!(host.objects("retag"), "", "objects of the jobs are left");
+    }
+}
+
+#[tokio::test]
+async fn next_agent_removes_the_prepared_containers_of_a_killed_agent() {
+    for mut host in Host::start_on_each_engine().await {
+        host.pass(&preparable("dead-a"), "true").await;
+        let volumes = host.volumes_of(&host.until_prepared().await);
+        let prefix = host.prefix().unwrap();
+        host.restart().await;
+        host.until_no_objects(&prefix).await;
+        host.assert_no_volumes(&volumes);
+        // A job that had taken a container is cleaned up as any other job.
+        host.pass(&preparable("dead-b"), "true").await;
+        let volumes = host.volumes_of(&host.until_prepared().await);
+        host.start_job(&preparable("dead-c"), vec![script(&["echo ready; sleep 600"])]).await;
+        host.log_until(TAKEN).await;
+        host.log_until("ready\n").await;
+        host.restart().await;
+        let (log, result) = host.finish().await;
+        assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+        host.until_no_objects("dead").await;
+        host.until_no_objects(&prefix).await;
+        host.assert_no_volumes(&volumes);
+    }
+}
+
+#[tokio::test]
+async fn container_that_no_job_needs_is_removed_after_its_time() {
+    for host in Host::start_on_each_engine().await {
+        let mut job = preparable("idle-a");
+        job.prepared = Some(PreparedPolicy { max_idle_ms: 4_000, ..job.prepared.unwrap() });
+        host.pass(&job, "true").await;
+        host.until_prepared().await;
+        host.until_no_objects(&host.prefix().unwrap()).await;
+        assert_eq!(host.objects("idle"), "", "objects of the job are left");
+    }
+}
+
+#[tokio::test]
+async fn cancel_while_a_container_is_taken_leaves_nothing() {
+    for host in Host::start_on_each_engine().await {
+        host.pass(&preparable("stop-a"), "true").await;
+        for _ in 0..3 {
+            host.until_prepared().await;
+            host.start_job(&preparable("stop-b"), vec![script(&["sleep 600"])]).await;
+            host.cancel().await;
+            let (log, result) = host.finish().await;
+            assert_eq!(failed(&result).0, "job_canceled", "{log}");
+            assert_eq!(host.objects("stop"), "", "objects of the job are left");
+            host.close().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn restart_of_the_engine_while_a_container_waits_fails_no_job_and_leaves_nothing() {
+    let Some(mut host) = Host::start_on_isolated_engine().await else { return };
+    host.pass(&preparable("engine-a"), "true").await;
+    host.until_prepared().await;
+    assert!(host.docker.crash());
+    let answers = async || host.docker.try_call("GET", "/version", &[]).map_err(|error| error.to_string());
+    until(answers).await;
+    let log = host.pass(&preparable("engine-b"), "echo runs").await;
+    assert!(log.contains("\nruns\n"), "{log}");
+    assert_eq!(host.objects("engine"), "", "objects of the jobs are left");
+    let prefix = host.prefix().unwrap();
+    host.terminate().await;
+    assert_eq!(host.objects(&prefix), "", "the agent left a prepared container");
+}
