@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_job::is_loopback;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, LINK};
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -338,14 +339,4 @@ fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
         return None;
     }
     url.join(target).ok().filter(|next| next.origin() == url.origin() && next != url)
-}
-
-/// Returns whether a registry is reached over the loopback interface.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let name = name.trim_matches(['[', ']']);
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
