@@ -102,7 +102,7 @@ async fn create_all(
     let is_local = engine::is_local(&job.engine)?;
     let relay = Relay::start(job, is_local)?;
     let images = Images::new(engine, &job.credentials, &print, stop);
-    let agent = agent_volume::create(engine, &job.engine.host).await?;
+    let agent = agent_volume::create(engine, engine::location(&job.engine)).await?;
     let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
     fail_if_stopped(stop)?;
     network::create(engine, job).await?;
