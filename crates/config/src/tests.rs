@@ -94,7 +94,9 @@ fn unreadable_file_is_reported_with_reason_and_fix() {
     std::fs::write(path("latin.toml"), b"concurrent = 1\n# f\xfcr alle\n").unwrap();
     std::os::unix::fs::symlink("b.toml", path("a.toml")).unwrap();
     std::os::unix::fs::symlink("a.toml", path("b.toml")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, path("fifo.toml"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     for (name, wanted, help) in [
+        ("fifo.toml", "fifo.toml: it is a FIFO to which no program writes", "check the file"),
         ("latin.toml", "latin.toml: line 2 is not UTF-8", "a configuration is UTF-8 text"),
         ("", ": it is a directory", "name the file in it"),
         ("a.toml", "a.toml: Too many levels of symbolic links", "form a loop: let the link point to the file"),

@@ -213,6 +213,7 @@ impl Actor {
             state: &self.state,
             blobs: &*self.blobs,
             now: self.now(),
+            skips_missing: false,
             is_loaded_or_absent: Box::new(is_loaded_or_absent),
         }
     }

@@ -85,8 +85,13 @@ impl ChildPlan {
     pub(crate) async fn compile(self, limits: Limits, blobs: &dyn Blobs) -> ChildResult {
         let Self { parts, context, sources } = self;
         let parts = open_archives(parts, blobs).await?;
-        let work = move || catch_panic(move || compile(parts, context, sources, &limits));
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(failed("the compiler was interrupted")))
+        let work = move || compile(parts, context, sources, &limits);
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            // The caller handles panics of this function and of the thread in the same way.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(failed("the compiler was interrupted")),
+        }
     }
 }
 
@@ -145,13 +150,6 @@ fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variabl
         inputs: Vec::new(),
         ..parent.clone()
     }
-}
-
-/// Runs `work` and converts a panic to an error. Without this, the bridge would wait indefinitely.
-fn catch_panic(work: impl FnOnce() -> ChildResult) -> ChildResult {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(failed("the compiler panicked on this configuration (this is a bug, please report it)"))
-    })
 }
 
 /// Opens the archives that parts of the configuration are read from.
@@ -213,15 +211,4 @@ fn error_lines(compiled: &Compiled) -> String {
         lines.push(format!("and {hidden} more"));
     }
     if lines.is_empty() { "the child configuration has no jobs".to_owned() } else { lines.join("\n") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn compiler_panic_fails_the_bridge() {
-        let error = catch_panic(|| panic!("a defect")).err().expect("an error");
-        assert_eq!(error.reason, FailureReason::DownstreamPipelineCreationFailed);
-    }
 }

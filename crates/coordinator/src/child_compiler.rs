@@ -3,15 +3,18 @@
 //! A configuration is read and compiled on a separate thread. The result returns to the actor, which creates the pipeline or fails the
 //! bridge. After a crash in between, the engine requests the child pipeline again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_job::JobId;
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet};
 
 use crate::blobs::Blobs;
-use crate::child::{ChildError, ChildPlan, ChildResult};
+use crate::child::{ChildError, ChildPlan, ChildResult, failed};
 use crate::options::Limits;
+
+/// Message of a bridge whose compilation ended without a result. Tasks are aborted only at shutdown, so the reason is a panic.
+const INTERRUPTED: &str = "the compiler panicked on this configuration (this is a bug, please report it)";
 
 /// The bridges that wait for their child pipelines.
 pub(crate) struct ChildCompiler {
@@ -20,15 +23,17 @@ pub(crate) struct ChildCompiler {
     requested: Vec<JobId>,
     /// Bridges of an earlier process that wait for the files of their pipeline.
     waiting_for_sources: BTreeSet<JobId>,
-    /// Configurations that are being compiled, with their bridges.
-    compiling: JoinSet<(JobId, ChildResult)>,
+    /// Configurations that are being compiled.
+    compiling: JoinSet<ChildResult>,
+    /// Bridges of these configurations.
+    bridges: HashMap<task::Id, JobId>,
 }
 
 impl ChildCompiler {
     /// Creates a compiler that reads the archives of jobs from `blobs`.
     pub(crate) fn new(blobs: Arc<dyn Blobs>) -> Self {
         let (requested, waiting_for_sources) = (Vec::new(), BTreeSet::new());
-        Self { blobs, requested, waiting_for_sources, compiling: JoinSet::new() }
+        Self { blobs, requested, waiting_for_sources, compiling: JoinSet::new(), bridges: HashMap::new() }
     }
 
     /// Requests the child pipeline of a bridge.
@@ -59,23 +64,26 @@ impl ChildCompiler {
     /// Starts to compile the child configuration of a bridge. [`ChildCompiler::next`] returns the result, also for a failed plan.
     pub(crate) fn start(&mut self, bridge: JobId, plan: Result<ChildPlan, ChildError>, limits: Limits) {
         let blobs = Arc::clone(&self.blobs);
-        self.compiling.spawn(async move {
-            let result = match plan {
-                Ok(plan) => plan.compile(limits, &*blobs).await,
-                Err(error) => Err(error),
-            };
-            (bridge, result)
-        });
+        self.spawn(bridge, async move { plan?.compile(limits, &*blobs).await });
+    }
+
+    fn spawn(&mut self, bridge: JobId, work: impl Future<Output = ChildResult> + Send + 'static) {
+        let task = self.compiling.spawn(work);
+        self.bridges.insert(task.id(), bridge);
     }
 
     /// Returns the next result. Waits indefinitely if nothing is being compiled. Cancel-safe.
+    ///
+    /// A panic fails the bridge. Without a result, the bridge would wait indefinitely.
     pub(crate) async fn next(&mut self) -> (JobId, ChildResult) {
         loop {
-            match self.compiling.join_next().await {
-                Some(Ok(compiled)) => return compiled,
-                // Tasks are aborted only at shutdown.
-                Some(Err(error)) => tracing::error!(%error, "compilation of a child pipeline was aborted"),
+            let (task, result) = match self.compiling.join_next_with_id().await {
+                Some(Ok((task, result))) => (task, result),
+                Some(Err(error)) => (error.id(), Err(failed(INTERRUPTED))),
                 None => return std::future::pending().await,
+            };
+            if let Some(bridge) = self.bridges.remove(&task) {
+                return (bridge, result);
             }
         }
     }
@@ -83,5 +91,24 @@ impl ChildCompiler {
     /// Aborts all compilations. The engine requests them again after the next start.
     pub(crate) async fn stop(&mut self) {
         self.compiling.shutdown().await;
+        self.bridges.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_job::FailureReason;
+
+    use super::*;
+    use crate::blobs::memory::MemoryBlobs;
+
+    #[tokio::test]
+    async fn panic_fails_the_bridge() {
+        let mut compiler = ChildCompiler::new(Arc::new(MemoryBlobs::default()));
+        compiler.spawn(JobId(7), async { panic!("a defect outside the compiler") });
+        let (bridge, result) = compiler.next().await;
+        let error = result.err().expect("an error");
+        assert_eq!((bridge, error.reason), (JobId(7), FailureReason::DownstreamPipelineCreationFailed));
+        assert!(error.message.contains("panicked"), "{error:?}");
     }
 }

@@ -30,13 +30,15 @@ pub struct History {
     blobs: Arc<dyn Blobs>,
 }
 
-/// What a job got from its pipeline: variables, archives and the commit. Archives that were deleted in the meantime are missing.
+/// What a job got from its pipeline: variables, archives and the commit.
 #[derive(Debug)]
 pub struct JobSetup {
     /// Variables that the runner of the job got, without the token.
     pub variables: Vec<Variable>,
-    /// Archives of earlier jobs.
+    /// Archives of earlier jobs that still exist.
     pub archives: Vec<File>,
+    /// Messages about outputs of earlier jobs that no longer exist.
+    pub missing: Vec<String>,
     /// Commit that the job checked out.
     pub sha: String,
     /// Path of the project: `group/app`.
@@ -123,11 +125,13 @@ impl History {
         };
         let mut archives = Vec::new();
         for name in upstream.archives.iter().filter_map(archive) {
-            archives.push(self.stored_pipelines.open(&name).await?);
+            // The coordinator of the run may delete an archive at any time.
+            archives.extend(self.blobs.open(&name).await?);
         }
         Ok(JobSetup {
             variables,
             archives,
+            missing: upstream.missing,
             sha: pipeline.spec.git.sha.clone(),
             project_path: pipeline.spec.project.path.clone(),
         })

@@ -58,7 +58,7 @@ impl StoredPipelines {
         self.blobs.open(name).await?.ok_or_else(missing)
     }
 
-    /// Returns what a job got from earlier jobs. Reads the families of these jobs into `state` if necessary.
+    /// Returns what a job got from earlier jobs, as far as it still exists. Reads the families of these jobs into `state` if necessary.
     pub(crate) async fn upstream(
         &self,
         state: &mut CoordinatorState,
@@ -72,13 +72,13 @@ impl StoredPipelines {
                 state,
                 blobs: &*self.blobs,
                 now,
+                skips_missing: true,
                 is_loaded_or_absent: Box::new(is_loaded_or_absent),
             };
             let pipeline = match resolver.outputs_for(row) {
                 Ok(upstream) => return Ok(upstream),
-                // An artifact that the job needs is missing. Either the job was never assigned and got no outputs, or the artifact was
-                // deleted after the job got it. In the second case, the outputs that still exist are not returned either.
-                Err(Obstacle::Undispatchable(_)) => return Ok(UpstreamOutputs::default()),
+                // Missing outputs are skipped, so the row of the job itself is incomplete.
+                Err(Obstacle::Undispatchable(failure)) => return Err(CoordinatorError::NotFound(failure.message)),
                 Err(Obstacle::NotInMemory(pipeline)) => pipeline,
             };
             drop(resolver);

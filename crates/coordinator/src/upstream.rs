@@ -46,6 +46,8 @@ impl From<Undispatchable> for Obstacle {
 pub(crate) struct UpstreamOutputs {
     pub(crate) archives: Vec<Archive>,
     pub(crate) dotenv: Vec<(String, String)>,
+    /// Messages about outputs that no longer exist. Empty unless [`UpstreamResolver::skips_missing`] is set.
+    pub(crate) missing: Vec<String>,
 }
 
 /// Access to the rows and blobs of earlier jobs.
@@ -54,6 +56,8 @@ pub(crate) struct UpstreamResolver<'a> {
     pub(crate) blobs: &'a dyn Blobs,
     /// Current time. Archives that expire at or before it are not used.
     pub(crate) now: Timestamp,
+    /// Whether outputs that no longer exist are skipped. Otherwise, they are an error if the job requires them.
+    pub(crate) skips_missing: bool,
     /// Returns whether a pipeline is in memory, or does not exist.
     pub(crate) is_loaded_or_absent: Box<dyn Fn(PipelineId) -> bool + 'a>,
 }
@@ -73,11 +77,14 @@ impl UpstreamResolver<'_> {
         match (&job.needs, &job.dependencies) {
             (Some(needs), _) => {
                 for need in needs {
-                    if let Some(producer) = self.producer_of_need(need, row, pipeline)?
-                        && listed(&producer.name)
-                    {
-                        self.add_producer(&mut upstream, producer, true)?;
-                    }
+                    let added = match self.producer_of_need(need, row, pipeline) {
+                        Ok(Some(producer)) if listed(&producer.name) => {
+                            self.add_producer(&mut upstream, producer, true)
+                        }
+                        Ok(_) => Ok(()),
+                        Err(obstacle) => Err(obstacle),
+                    };
+                    self.skip_missing(&mut upstream, added)?;
                 }
             }
             (None, dependencies) => {
@@ -88,12 +95,22 @@ impl UpstreamResolver<'_> {
                         .get(producer.job_index)
                         .is_some_and(|other| other.stage_index < job.stage_index);
                     if earlier && listed(&producer.name) {
-                        self.add_producer(&mut upstream, producer, dependencies.is_some())?;
+                        let added = self.add_producer(&mut upstream, producer, dependencies.is_some());
+                        self.skip_missing(&mut upstream, added)?;
                     }
                 }
             }
         }
         Ok(upstream)
+    }
+
+    /// Converts the error of an output that no longer exists to a message, if such outputs are skipped.
+    fn skip_missing(&self, upstream: &mut UpstreamOutputs, added: Result<(), Obstacle>) -> Result<(), Obstacle> {
+        match added {
+            Err(Obstacle::Undispatchable(failure)) if self.skips_missing => upstream.missing.push(failure.message),
+            other => return other,
+        }
+        Ok(())
     }
 
     /// Returns the job that a need refers to. `None` if the need does not request artifacts, or is optional and its job does not exist.
@@ -132,12 +149,7 @@ impl UpstreamResolver<'_> {
     /// Adds the archive and the variables of `producer`.
     ///
     /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187).
-    fn add_producer(
-        &self,
-        upstream: &mut UpstreamOutputs,
-        producer: &JobRow,
-        is_listed: bool,
-    ) -> Result<(), Undispatchable> {
+    fn add_producer(&self, upstream: &mut UpstreamOutputs, producer: &JobRow, is_listed: bool) -> Result<(), Obstacle> {
         for (key, value) in &producer.detail.dotenv {
             upstream.dotenv.retain(|(known, _)| known != key);
             upstream.dotenv.push((key.clone(), value.clone()));
@@ -150,10 +162,10 @@ impl UpstreamResolver<'_> {
                 filename: archive.filename.clone(),
                 size: archive.size,
             });
-        } else if is_listed {
+        } else if is_listed || self.skips_missing {
             let message =
                 format!("the artifacts of job `{}` have expired or were deleted; retry that job", producer.name);
-            return Err(Undispatchable { reason: FailureReason::MissingDependencyFailure, message });
+            return Err(Undispatchable { reason: FailureReason::MissingDependencyFailure, message }.into());
         }
         Ok(())
     }

@@ -1,12 +1,15 @@
 //! Measures the disk space of directories whose files other users can change meanwhile.
 
 use std::collections::HashSet;
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, fstat, openat, statat, statx,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -43,7 +46,7 @@ pub struct Unmeasured {
 impl DiskUsage {
     /// Adds a directory with everything in it. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks.
     ///
-    /// Symbolic links are not followed, and other file systems that are mounted in the directory are not entered. A directory that does not
+    /// Symbolic links are not followed, and other file systems that are mounted in the directory are not entered. Subvolumes of btrfs count. A directory that does not
     /// exist has no content.
     pub fn add(&mut self, path: &Path, limit: u64, is_stopped: &dyn Fn() -> bool) {
         let top = open_directory(CWD, path).and_then(|directory| Ok((fstat(&directory)?, Dir::new(directory)?)));
@@ -55,21 +58,21 @@ impl DiskUsage {
             Err(Errno::NOENT) => return,
             Err(error) => return self.skip(path.to_owned(), error, true),
         };
-        let mut levels = vec![Level { path: path.to_owned(), entries: top, is_own: true }];
+        let mut levels = vec![Level { path: path.to_owned(), entries: top, device, is_own: true }];
         while let Some(level) = levels.last_mut() {
             if self.bytes > limit || is_stopped() {
                 return;
             }
-            match level.next(device) {
+            match level.next() {
                 Ok(None) => drop(levels.pop()),
                 Ok(Some(Found::Other)) => {}
                 Ok(Some(Found::File(found))) => self.count(&found),
                 Ok(Some(Found::Directory(path, found, opened))) => {
                     self.count(&found);
-                    let is_own = found.st_uid == geteuid().as_raw();
+                    let (device, is_own) = (found.st_dev, found.st_uid == geteuid().as_raw());
                     match opened.and_then(Dir::new) {
                         _ if levels.len() > MAX_LEVELS => self.skip(path, Errno::NAMETOOLONG, true),
-                        Ok(entries) => levels.push(Level { path, entries, is_own }),
+                        Ok(entries) => levels.push(Level { path, entries, device, is_own }),
                         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                         Err(error) => self.skip(path, error, is_own),
                     }
@@ -107,6 +110,8 @@ impl DiskUsage {
 struct Level {
     path: PathBuf,
     entries: Dir,
+    /// Number of the device of the directory.
+    device: u64,
     /// Whether the directory belongs to the user of this process, or is the measured one.
     is_own: bool,
 }
@@ -121,8 +126,8 @@ enum Found {
 }
 
 impl Level {
-    /// Returns the next entry on the device. `None` means that there are no more.
-    fn next(&mut self, device: u64) -> Result<Option<Found>, Errno> {
+    /// Returns the next entry. `None` means that there are no more.
+    fn next(&mut self) -> Result<Option<Found>, Errno> {
         let Some(entry) = self.entries.read() else { return Ok(None) };
         let entry = entry?;
         let name = entry.file_name();
@@ -131,7 +136,7 @@ impl Level {
         }
         let directory = self.entries.fd()?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(found) if found.st_dev == device => found,
+            Ok(found) if found.st_dev == self.device || is_in_same_mount(directory, name) => found,
             // The entry was deleted, or another file system is mounted there. `ENOTCONN` means that the process of a FUSE mount has ended.
             Ok(_) | Err(Errno::NOENT | Errno::NOTCONN) => return Ok(Some(Found::Other)),
             Err(error) => return Err(error),
@@ -142,6 +147,17 @@ impl Level {
         let name = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
         Ok(Some(Found::Directory(self.path.join(name), found, open_directory(directory, name))))
     }
+}
+
+/// Returns whether an entry on another device belongs to the same file system, and not to one that is mounted there.
+///
+/// Each subvolume of btrfs has a device, and so have the lower layers of an overlay.
+fn is_in_same_mount(directory: BorrowedFd<'_>, name: &CStr) -> bool {
+    let found = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty());
+    found.is_ok_and(|found| {
+        let is_known = found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT);
+        is_known && !found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+    })
 }
 
 fn open_directory(parent: impl AsFd, name: &Path) -> Result<OwnedFd, Errno> {
@@ -179,6 +195,36 @@ mod tests {
         let mut stopped = DiskUsage::default();
         stopped.add(dir.path(), u64::MAX, &|| true);
         assert!(stopped.bytes <= empty, "nothing is read after a stop");
+    }
+
+    const MOUNTED: &str = "MUSTER_TEST_MOUNTED";
+
+    /// Lower layers of an overlay have other device numbers, as subvolumes of btrfs do.
+    #[test]
+    fn other_devices_of_the_same_mount_count_and_mounts_do_not() {
+        if let Some(dir) = std::env::var_os(MOUNTED) {
+            let all = measured(&Path::new(&dir).join("overlay"), u64::MAX).bytes;
+            assert!((3 << 20..4 << 20).contains(&all), "{all} bytes");
+            return;
+        }
+        if !muster_test_prerequisites::mounts() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs tmpfs $DIR && cd $DIR && mkdir lower upper overlay && mount -t tmpfs tmpfs lower && \
+                      mount -t tmpfs tmpfs upper && mkdir upper/files upper/work lower/mounted && \
+                      dd if=/dev/zero of=lower/file bs=1M count=2 && \
+                      mount -t overlay -o lowerdir=lower,upperdir=upper/files,workdir=upper/work overlay overlay && \
+                      dd if=/dev/zero of=overlay/file2 bs=1M count=1 && mount -t tmpfs tmpfs overlay/mounted && \
+                      dd if=/dev/zero of=overlay/mounted/file bs=1M count=8 && exec \"$0\" \"$@\"";
+        let status = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "usage::tests::other_devices_of_the_same_mount_count_and_mounts_do_not", "--nocapture"])
+            .env("DIR", dir.path())
+            .env(MOUNTED, dir.path())
+            .status();
+        assert!(status.unwrap().success());
     }
 
     #[test]

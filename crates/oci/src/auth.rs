@@ -10,6 +10,7 @@ use url::Url;
 use crate::body::read_body;
 use crate::credentials::Credentials;
 use crate::error::{RegistryError, ResponseError};
+use crate::idle::{self, SentBytes};
 
 /// Maximum size of a token response in bytes.
 const MAX_TOKEN_BYTES: u64 = 1024 * 1024;
@@ -94,7 +95,7 @@ pub(super) async fn fetch_bearer(
             }
         }
     };
-    let response = request.send().await.map_err(|error| RegistryError::unreachable(realm, error))?;
+    let response = idle::send(request, realm, &SentBytes::default()).await?;
     let status = response.status();
     let body = read_body(response, realm, MAX_TOKEN_BYTES).await?;
     if !status.is_success() {

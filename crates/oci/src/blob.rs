@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::stream;
+use futures::{TryStreamExt as _, stream};
 use reqwest::Body;
 
 use crate::digest::Digest;
+use crate::idle::SentBytes;
 
 /// Number of bytes to read from a file at once.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -71,8 +72,8 @@ impl Blob {
         BlobReader { blob: self.clone(), position: 0 }
     }
 
-    /// Returns the content as the body of a request. A file is read while the body is sent.
-    pub(crate) fn body(&self) -> Body {
+    /// Returns the content as the body of a request. A file is read while the body is sent, and adds to `sent`.
+    pub(crate) fn body(&self, sent: &SentBytes) -> Body {
         if let Content::Memory(bytes) = &self.content {
             return Body::from(bytes.clone());
         }
@@ -85,7 +86,8 @@ impl Blob {
             });
             read.await.map_err(io::Error::other)?
         });
-        Body::wrap_stream(chunks)
+        let sent = sent.clone();
+        Body::wrap_stream(chunks.inspect_ok(move |chunk| sent.add(chunk.len())))
     }
 }
 

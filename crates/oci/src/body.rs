@@ -3,11 +3,12 @@
 use reqwest::Response;
 
 use crate::error::RegistryError;
+use crate::idle;
 
 /// Reads a body of at most `limit` bytes.
 pub(crate) async fn read_body(mut response: Response, url: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| RegistryError::unreachable(url, error))? {
+    while let Some(chunk) = idle::next_chunk(&mut response, url).await? {
         if body.len() as u64 + chunk.len() as u64 > limit {
             return Err(RegistryError::TooLarge { url: url.to_owned(), limit });
         }

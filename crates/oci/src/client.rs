@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_job::is_loopback;
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, LINK};
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -15,6 +16,7 @@ use crate::body::read_body;
 use crate::credentials::Credentials;
 use crate::digest::{Digest, DigestError};
 use crate::error::{RegistryError, ResponseError};
+use crate::idle::{self, SentBytes};
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use crate::reference::Repository;
 use crate::retry::{MAX_ATTEMPTS, wait};
@@ -28,8 +30,6 @@ pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
 const MAX_TAG_PAGES: usize = 100;
 /// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Timeout for a connection on which no data arrives.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 
@@ -97,7 +97,6 @@ impl Registry {
         let http = builder
             .user_agent(USER_AGENT)
             .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
             .redirect(policy)
             // Digests are computed from the transferred bytes, so these must not be decompressed.
             .no_gzip()
@@ -229,6 +228,17 @@ impl Registry {
         request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
         content: Option<String>,
     ) -> Result<Response, RegistryError> {
+        self.send_counted(url, request, content, &SentBytes::default()).await
+    }
+
+    /// Same as [`Self::send`], for a request whose large body counts the bytes that are sent.
+    pub(super) async fn send_counted(
+        &self,
+        url: &Url,
+        request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
+        content: Option<String>,
+        sent: &SentBytes,
+    ) -> Result<Response, RegistryError> {
         let (mut is_authorized, mut attempts) = (false, 0);
         loop {
             // Only the registry may get the credentials, not another server.
@@ -239,13 +249,13 @@ impl Registry {
                 request = request.header(AUTHORIZATION, authorization);
             }
             attempts += 1;
-            let response = match request.send().await {
+            let response = match idle::send(request, url.as_str(), sent).await {
                 Ok(response) => response,
-                Err(error) if attempts < MAX_ATTEMPTS && !error.is_redirect() && !error.is_builder() => {
+                Err(error) if attempts < MAX_ATTEMPTS && error.is_transient() => {
                     wait(attempts).await;
                     continue;
                 }
-                Err(error) => return Err(RegistryError::unreachable(url.as_str(), error)),
+                Err(error) => return Err(error),
             };
             match response.status() {
                 status if status.is_success() => return Ok(response),
@@ -339,14 +349,4 @@ fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
         return None;
     }
     url.join(target).ok().filter(|next| next.origin() == url.origin() && next != url)
-}
-
-/// Returns whether a registry is reached over the loopback interface.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let name = name.trim_matches(['[', ']']);
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }

@@ -13,6 +13,7 @@ use url::Url;
 use crate::client::{Registry, verify};
 use crate::digest::{self, Digest};
 use crate::error::RegistryError;
+use crate::idle;
 use crate::manifest::Descriptor;
 use crate::retry::{MAX_ATTEMPTS, wait};
 
@@ -94,10 +95,7 @@ impl Registry {
         file.set_len(part.length).await.map_err(io)?;
         file.seek(std::io::SeekFrom::Start(part.length)).await.map_err(io)?;
         loop {
-            let chunk = response
-                .chunk()
-                .await
-                .map_err(|error| PartError::Interrupted(RegistryError::unreachable(url.as_str(), error)))?;
+            let chunk = idle::next_chunk(&mut response, url.as_str()).await.map_err(PartError::Interrupted)?;
             let Some(chunk) = chunk else { break };
             part.length += chunk.len() as u64;
             if part.length > blob.size {

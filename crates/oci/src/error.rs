@@ -16,6 +16,14 @@ pub enum RegistryError {
         /// Error of the HTTP client, without the URL.
         source: reqwest::Error,
     },
+    /// No data was transferred for too long.
+    #[error("{url}: no data was transferred for {} s; check the network and start again", timeout.as_secs())]
+    Idle {
+        /// Requested URL.
+        url: String,
+        /// Time without a transfer.
+        timeout: Duration,
+    },
     /// The connection was closed before the end of a download.
     #[error(
         "{url}: the connection was closed after {received} of {size} bytes; start the download again to continue it"
@@ -154,6 +162,15 @@ impl RegistryError {
     /// The URL is removed from the error, because redirects can contain secrets.
     pub(crate) fn unreachable(url: impl Into<String>, error: reqwest::Error) -> Self {
         Self::Unreachable { url: url.into(), source: error.without_url() }
+    }
+
+    /// Returns whether the same request may succeed if it is sent again.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
+            Self::Idle { .. } => true,
+            _ => false,
+        }
     }
 
     pub(crate) fn invalid(url: impl Into<String>, source: impl Into<ResponseError>) -> Self {

@@ -18,6 +18,7 @@ mod digest;
 mod docker_config;
 mod download;
 mod error;
+mod idle;
 mod layout;
 mod lock_file;
 mod manifest;

@@ -125,7 +125,6 @@ impl Session for LocalSession {
             group.terminate();
             tokio::time::sleep(STOP_GRACE).await;
             group.kill();
-            std::future::pending::<()>().await;
         };
         let copy = async {
             let copy_output = async { tokio::try_join!(copy_stdout, copy_stderr) };
@@ -136,13 +135,15 @@ impl Session for LocalSession {
                 () = &mut feed => copy_output.await,
             }
         };
+        let failed = |source| RunError::Local { operation: "failed to wait for the command", source };
         let exit = async {
             copy.await?;
-            child.wait().await.map_err(|source| RunError::Local { operation: "failed to wait for the command", source })
+            child.wait().await.map_err(failed)
         };
         let status = tokio::select! {
             status = exit => status?,
-            () = cancel => return Err(RunError::Lost { cause: "the command was canceled".to_owned() }),
+            // The command was killed. A process that left its group may still write to the pipes, so their end is not awaited.
+            () = cancel => child.wait().await.map_err(failed)?,
         };
         // Processes that the command left running are not killed.
         group.detach();
@@ -219,6 +220,28 @@ mod tests {
         };
         let (outcome, ()) = tokio::join!(LocalSession.run(run), watch);
         assert_eq!(outcome.unwrap().exit, Exit::Signal("TERM".to_owned()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn canceled_command_ends_although_a_process_outside_of_its_group_has_its_pipes() {
+        let stop = CancellationToken::new();
+        let (mut reader, mut writer) = tokio::io::duplex(100);
+        let run = RemoteCommand {
+            stdout: Some(&mut writer),
+            stop: stop.clone(),
+            ..RemoteCommand::new("trap '' TERM; setsid sh -c 'echo $$; exec sleep 600' & wait")
+        };
+        let watch = async {
+            let mut line = String::new();
+            while !line.ends_with('\n') {
+                line.push(char::from(reader.read_u8().await.unwrap()));
+            }
+            stop.cancel();
+            line.trim().parse().ok().and_then(rustix::process::Pid::from_raw).unwrap()
+        };
+        let (outcome, outside) = tokio::join!(LocalSession.run(run), watch);
+        rustix::process::kill_process(outside, Signal::KILL).unwrap();
+        assert_eq!(outcome.unwrap().exit, Exit::Signal("KILL".to_owned()));
     }
 
     #[tokio::test]

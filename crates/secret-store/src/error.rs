@@ -22,6 +22,14 @@ pub enum VaultError {
         /// Value of the variable.
         value: String,
     },
+    /// Only one of two variables of the manager's environment is set.
+    #[error("{name} is set in the environment of the runner manager, but {missing} is not; set both or none of them")]
+    Incomplete {
+        /// Name of the variable that is set.
+        name: &'static str,
+        /// Name of the variable that is not set.
+        missing: &'static str,
+    },
     /// A file that the manager's environment names cannot be used.
     #[error("failed to read {}, which {name} names in the environment of the runner manager", path.display())]
     File {

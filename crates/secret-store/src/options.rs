@@ -53,13 +53,18 @@ impl VaultOptions {
     /// Reads the options with `variable`, which returns the value of an environment variable.
     ///
     /// # Errors
-    /// [`VaultError::Option`] if a value is not valid.
+    /// [`VaultError::Option`] if a value is not valid, and [`VaultError::Incomplete`] if the client has only a certificate or only a key.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, VaultError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let path = |name: &str| variable(name).map(PathBuf::from);
         let invalid = |name: &'static str, value: String| VaultError::Option { name, value };
         let mut options = Self { ca_file: path(CA_FILE), ca_directory: path(CA_DIRECTORY), ..Self::default() };
-        options.client_certificate = path(CLIENT_CERTIFICATE).zip(path(CLIENT_KEY));
+        options.client_certificate = match (path(CLIENT_CERTIFICATE), path(CLIENT_KEY)) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) => return Err(VaultError::Incomplete { name: CLIENT_CERTIFICATE, missing: CLIENT_KEY }),
+            (None, Some(_)) => return Err(VaultError::Incomplete { name: CLIENT_KEY, missing: CLIENT_CERTIFICATE }),
+        };
         if let Some(value) = variable(SKIP_VERIFY) {
             options.skip_verify = match value.as_str() {
                 "1" | "t" | "T" | "TRUE" | "true" | "True" => true,
@@ -149,6 +154,17 @@ mod tests {
         assert_eq!(options(&[(TIMEOUT, "1m30s")]).unwrap().timeout, Duration::from_secs(90));
         let pair = options(&[(CLIENT_CERTIFICATE, "/c"), (CLIENT_KEY, "/k")]).unwrap().client_certificate;
         assert_eq!(pair, Some(("/c".into(), "/k".into())));
+    }
+
+    #[test]
+    fn client_certificate_without_its_key_is_an_error() {
+        for (name, missing) in [(CLIENT_CERTIFICATE, CLIENT_KEY), (CLIENT_KEY, CLIENT_CERTIFICATE)] {
+            let error = options(&[(name, "/file"), (missing, "")]).unwrap_err();
+            assert!(
+                error.starts_with(&format!("{name} is set")) && error.contains(&format!("{missing} is not")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

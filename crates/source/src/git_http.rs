@@ -108,7 +108,8 @@ async fn upload_pack(
     };
     let request = match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
         Some(b"gzip") => match gunzip(&request) {
-            Ok(request) => request.into(),
+            Ok(Some(request)) => request.into(),
+            Ok(None) => return StatusCode::PAYLOAD_TOO_LARGE.into_response(),
             Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
         },
         _ => request,
@@ -212,13 +213,13 @@ fn failed(error: &std::io::Error) -> Response<Body> {
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
-/// Decompresses a request, up to the maximum size.
-fn gunzip(packed: &[u8]) -> std::io::Result<Vec<u8>> {
+/// Decompresses a request. `None` if it is larger than [`MAX_REQUEST_BYTES`].
+fn gunzip(packed: &[u8]) -> std::io::Result<Option<Vec<u8>>> {
     use std::io::Read as _;
     let mut plain = Vec::new();
     let limit = u64::try_from(MAX_REQUEST_BYTES).unwrap_or(u64::MAX);
-    flate2::read::GzDecoder::new(packed).take(limit).read_to_end(&mut plain)?;
-    Ok(plain)
+    flate2::read::GzDecoder::new(packed).take(limit.saturating_add(1)).read_to_end(&mut plain)?;
+    Ok((plain.len() <= MAX_REQUEST_BYTES).then_some(plain))
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use async_trait::async_trait;
-use muster_job::TerminationCause;
 use serde_json::{Map, Value};
 
 use crate::definition::Spec;
+use crate::failure::PortError;
 use crate::remote::Lookup;
 use crate::stop::StopToken;
 
@@ -21,8 +21,8 @@ pub trait BundledSteps: Send + Sync {
     /// Runs a step in this process. Returns its outputs.
     ///
     /// # Errors
-    /// [`BundledError`].
-    async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Result<Map<String, Value>, BundledError>;
+    /// [`PortError`].
+    async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Result<Map<String, Value>, PortError>;
 }
 
 /// Call of a bundled step.
@@ -46,18 +46,4 @@ impl std::fmt::Debug for BundledCall<'_> {
             .field("work_dir", &self.work_dir)
             .finish_non_exhaustive()
     }
-}
-
-/// Reason why a bundled step failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BundledError {
-    /// The step was stopped.
-    #[error("stopped")]
-    Stopped(TerminationCause),
-    /// An input is invalid, or a server refused what the step wanted to do. The text has the remedy.
-    #[error("{0}")]
-    Failed(String),
-    /// This machine failed.
-    #[error("{0}")]
-    System(String),
 }

@@ -9,6 +9,20 @@ use muster_job::{FailureReason, TerminationCause};
 
 use crate::process::RunError;
 
+/// Reason why a step was not fetched, or why a bundled step failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    /// The job was stopped.
+    #[error("stopped")]
+    Stopped(TerminationCause),
+    /// An input is invalid, or a server refused the request or is not reachable. The text contains the error of the server and the remedy.
+    #[error("{0}")]
+    Failed(String),
+    /// This machine failed.
+    #[error("{0}")]
+    System(String),
+}
+
 /// Failure of a step of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {

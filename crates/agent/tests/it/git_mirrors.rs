@@ -242,6 +242,21 @@ async fn unusable_mirror_causes_only_a_warning() {
 }
 
 #[tokio::test]
+async fn mirror_that_is_not_ready_in_time_causes_only_a_warning() {
+    let mut fixture = Fixture::new().await;
+    let mut plan = fixture.plan("one", "clone", 1, &[INSPECT]);
+    // This server never answers.
+    let mirror = GitMirror { repo_url: fixture.server.url(TOKEN, "slow.git"), ..fixture.mirror("one") };
+    plan.steps[0].call = Call::builtin(&mirror);
+    plan.steps[0].policy.timeout_ms = 500;
+    plan.steps[0].policy.allow_failure = true;
+    plan.steps[1].policy.timeout_ms = 600_000;
+    let log = fixture.pass(&plan).await;
+    assert!(log.contains("git_mirror failed, but the job continues: git_mirror timeout"), "{log}");
+    assert!(log.contains("\nran\n"), "{log}");
+}
+
+#[tokio::test]
 async fn time_for_the_mirror_counts_against_the_timeout_for_the_sources() {
     let mut fixture = Fixture::new().await;
     let mut plan = fixture.plan("one", "clone", 1, &["echo runs"]);

@@ -185,7 +185,8 @@ impl Upload<'_> {
             };
             context.report(MessageLevel::Warning, &format!("{doing} {status} id={job}"));
             if let ClientError::Redirected { to, .. } = error {
-                endpoint.client = endpoint.client.with_base_url(&to);
+                let redirected = endpoint.client.with_base_url(&to);
+                endpoint.client = redirected.map_err(|error| Failure::Step(format!("uploading artifacts: {error}")))?;
             }
             context.report(MessageLevel::Warning, "Retrying...");
             pause(delay, stop).await?;

@@ -11,7 +11,7 @@ use muster_agent_api::builtin::{DockerContainer, DockerNetwork};
 use muster_steps::failure::Failure;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::engine::{is_answer, is_conflict, is_not_found, reason};
+use super::engine::{is_answer, is_conflict, is_not_found, location, reason};
 use super::{create, directories, network};
 
 /// Maximum time for the whole cleanup, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
@@ -29,6 +29,8 @@ pub(super) struct Objects {
     volumes: Vec<String>,
     network: Option<String>,
     keep_volumes: bool,
+    /// URL of the engine, for messages.
+    engine: String,
 }
 
 impl Objects {
@@ -48,6 +50,7 @@ impl Objects {
                 DockerNetwork::Bridge | DockerNetwork::Mode(_) => None,
             },
             keep_volumes: job.keep_volumes,
+            engine: location(&job.engine),
         };
         let names = objects.containers.iter().chain(&objects.volumes).chain(&objects.network);
         match names.into_iter().find(|name| !is_valid_name(name)) {
@@ -84,7 +87,8 @@ impl Objects {
             if rejected >= MAX_REJECTIONS || start.elapsed() >= limit {
                 let left: Vec<_> = left.iter().map(ToString::to_string).collect();
                 return Err(Failure::System(format!(
-                    "failed to remove objects of the job from the Docker engine; remove them by hand: {}",
+                    "failed to remove objects of the job from the Docker engine at {}; remove them by hand: {}",
+                    self.engine,
                     left.join(", ")
                 )));
             }
@@ -167,7 +171,7 @@ impl fmt::Display for Remaining {
 
 #[cfg(test)]
 mod tests {
-    use muster_agent_api::builtin::{ContainerSpec, DockerVolume, ServiceSpec};
+    use muster_agent_api::builtin::{ContainerSpec, DockerEngine, DockerVolume, ServiceSpec};
 
     use super::*;
     use crate::docker::engine::fake::{Answer, FakeEngine};
@@ -179,15 +183,20 @@ mod tests {
     #[tokio::test]
     async fn only_objects_that_remain_are_named_if_the_engine_stops_answering() {
         let service = ServiceSpec { container: container_named("job-web"), ..ServiceSpec::default() };
-        let job =
-            DockerContainer { build: container_named("job"), services: vec![service], ..DockerContainer::default() };
+        let settings = DockerEngine { host: "tcp://builds:2375".to_owned(), ..DockerEngine::default() };
+        let job = DockerContainer {
+            engine: settings,
+            build: container_named("job"),
+            services: vec![service],
+            ..DockerContainer::default()
+        };
         let engine = FakeEngine::start(|call| match call {
             "DELETE /containers/job-web" => None,
             _ => Some(Answer::json(204, "")),
         });
         let removed = Objects::from_job(&job).unwrap().remove_within(&engine.client, Duration::from_millis(100)).await;
         let failure = removed.unwrap_err().to_string();
-        let named = "remove them by hand: container job-web (the engine did not answer), volume job-agent (the engine did not answer)";
+        let named = "at tcp://builds:2375; remove them by hand: container job-web (the engine did not answer), volume job-agent (the engine did not answer)";
         assert!(failure.ends_with(named), "{failure}");
     }
 

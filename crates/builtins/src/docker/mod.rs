@@ -124,7 +124,7 @@ async fn create_all(
     let is_local = engine::is_local(&job.engine)?;
     let relay = Relay::start(job, is_local)?;
     let images = Images::new(engine, &job.credentials, &print, stop);
-    let agent = agent_volume::create(engine, &job.engine.host).await?;
+    let agent = agent_volume::create(engine, engine::location(&job.engine)).await?;
     let mut resolved = None;
     if prepared::is_suitable(job) {
         let image = images.ensure(&job.build.image).await?;

@@ -12,13 +12,14 @@ use muster_oci::{
     Blob, BuiltIndex, Image, PackError, PackOptions, Platform, RegistryError, Repository, ResponseError, pack,
     write_layout,
 };
-use muster_steps::bundled::{BundledCall, BundledError};
+use muster_steps::bundled::BundledCall;
+use muster_steps::failure::PortError;
 use muster_steps::stop::StopToken;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{OciSteps, Output, annotations, registry_failed, repository, text};
-use crate::step_source::LAYER_TYPE;
+use super::{OciSteps, Output, annotations, repository, text};
+use crate::step_source::{LAYER_TYPE, oci};
 
 /// Name of the file that `function/oci/build` writes.
 const ARCHIVE: &str = "function-image.tar";
@@ -69,12 +70,12 @@ pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>, 
     match registry.resolve(&tag).await {
         Err(RegistryError::NotFound { .. }) => {}
         Ok(_) | Err(RegistryError::InvalidResponse { source: ResponseError::NotAnIndex, .. }) => {
-            return Err(BundledError::Failed(format!("image already published: {reference}; choose another tag")));
+            return Err(PortError::Failed(format!("image already published: {reference}; choose another tag")));
         }
-        Err(error) => return Err(registry_failed(&error)),
+        Err(error) => return Err(oci::failed(&error)),
     }
     let built = build_index(images, call.work_dir, stop).await?;
-    let digest = built.push(&registry, &[&tag]).await.map_err(|error| registry_failed(&error))?;
+    let digest = built.push(&registry, &[&tag]).await.map_err(|error| oci::failed(&error))?;
     (call.print)(&format!("published step image={reference}"));
     let digest = digest.to_string();
     let Repository { registry, path } = repository;
@@ -96,7 +97,7 @@ pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>, 
 pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> Output {
     let version = text(call, "version")?;
     if super::version::ImageVersion::parse(&version).is_none() {
-        return Err(BundledError::Failed(format!("{version:?} is not a valid version; use N.N.N or N.N.N-SUFFIX")));
+        return Err(PortError::Failed(format!("{version:?} is not a valid version; use N.N.N or N.N.N-SUFFIX")));
     }
     let built = build_index(images(call, Mapping::DestinationToSource)?, call.work_dir, stop).await?;
     let path = call.work_dir.join(ARCHIVE);
@@ -108,15 +109,15 @@ pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> O
         file.persist(work_dir.join(ARCHIVE)).map(drop).map_err(|error| error.error)
     });
     let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
-    written.map_err(|error| BundledError::Failed(format!("failed to write {}: {error}", path.display())))?;
+    written.map_err(|error| PortError::Failed(format!("failed to write {}: {error}", path.display())))?;
     (call.print)(&format!("built function archive={ARCHIVE}"));
     Ok(serde_json::Map::new())
 }
 
 /// Returns the images that the inputs `common` and `platforms` describe.
-fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<Layers>, BundledError> {
+fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<Layers>, PortError> {
     let input = |name: &str| call.inputs.get(name).cloned().unwrap_or(Value::Null);
-    let invalid = |name: &str, error: &dyn std::fmt::Display| BundledError::Failed(format!("{name} input: {error}"));
+    let invalid = |name: &str, error: &dyn std::fmt::Display| PortError::Failed(format!("{name} input: {error}"));
     let common: Common = serde_json::from_value(input("common")).map_err(|error| invalid("common", &error))?;
     let platforms: BTreeMap<String, PlatformFiles> =
         serde_json::from_value(input("platforms")).map_err(|error| invalid("platforms", &error))?;
@@ -168,7 +169,7 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
 }
 
 /// Packs the files into layers, and builds the index of the images. `temp_dir` is the directory for the layers.
-async fn build_index(images: Vec<Layers>, temp_dir: &Path, stop: &StopToken) -> Result<BuiltIndex, BundledError> {
+async fn build_index(images: Vec<Layers>, temp_dir: &Path, stop: &StopToken) -> Result<BuiltIndex, PortError> {
     let (temp_dir, stop) = (temp_dir.to_owned(), stop.clone());
     let packed = tokio::task::spawn_blocking(move || {
         let mut packer = Packer { temp_dir, stop, layers: HashMap::new(), left: MAX_BYTES };
@@ -178,7 +179,7 @@ async fn build_index(images: Vec<Layers>, temp_dir: &Path, stop: &StopToken) -> 
         };
         images.into_iter().map(image).collect::<Result<Vec<_>, _>>()
     });
-    let panicked = |error| Err(BundledError::System(format!("packing the files panicked: {error}")));
+    let panicked = |error| Err(PortError::System(format!("packing the files panicked: {error}")));
     Ok(BuiltIndex::new(LAYER_TYPE, packed.await.unwrap_or_else(panicked)?, &annotations()))
 }
 
@@ -192,7 +193,7 @@ struct Packer {
 }
 
 impl Packer {
-    fn layer(&mut self, artifact: Artifact) -> Result<Blob, BundledError> {
+    fn layer(&mut self, artifact: Artifact) -> Result<Blob, PortError> {
         if let Some(layer) = self.layers.get(&artifact) {
             return Ok(layer.clone());
         }
@@ -200,12 +201,12 @@ impl Packer {
         let is_stopped = || self.stop.cause().is_some();
         let options = PackOptions { temp_dir: &self.temp_dir, limit: self.left, is_stopped: &is_stopped };
         let layer = pack(&[(destination, source)], options).map_err(|error| match (error, self.stop.cause()) {
-            (PackError::Stopped, Some(cause)) => BundledError::Stopped(cause),
+            (PackError::Stopped, Some(cause)) => PortError::Stopped(cause),
             (PackError::TooLarge { limit, .. }, _) if limit == self.left => {
                 let limit = MAX_BYTES / 1024 / 1024;
-                BundledError::Failed(format!("the layers have more than {limit} MiB; make the step smaller"))
+                PortError::Failed(format!("the layers have more than {limit} MiB; make the step smaller"))
             }
-            (error, _) => BundledError::Failed(error_chain(&error)),
+            (error, _) => PortError::Failed(error_chain(&error)),
         })?;
         self.left -= layer.size();
         self.layers.insert(artifact, layer.clone());

@@ -15,17 +15,17 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use muster_job::error_chain;
-use muster_oci::{Defaults, Registry, RegistryError, Repository};
-use muster_steps::bundled::{BundledCall, BundledError, BundledSteps};
+use muster_oci::{Defaults, Registry, Repository};
+use muster_steps::bundled::{BundledCall, BundledSteps};
 use muster_steps::definition::{Kind, Outputs, Parameter, Spec};
 use muster_steps::expression::to_text;
-use muster_steps::remote::FetchError;
+use muster_steps::failure::PortError;
 use muster_steps::stop::StopToken;
 use serde_json::{Map, Value, json};
 
 use crate::step_source::{StepFetcher, oci};
 
-type Output = Result<Map<String, Value>, BundledError>;
+type Output = Result<Map<String, Value>, PortError>;
 
 /// The bundled steps of one job.
 pub(crate) struct OciSteps {
@@ -39,12 +39,8 @@ impl OciSteps {
     }
 
     /// Returns a client of a repository, with the credentials of the job for its registry.
-    async fn registry(&self, repository: Repository, call: &BundledCall<'_>) -> Result<Registry, BundledError> {
-        oci::open(&self.fetcher, repository, call.lookup).await.map_err(|error| match error {
-            FetchError::Stopped(cause) => BundledError::Stopped(cause),
-            FetchError::Failed(message) => BundledError::Failed(message),
-            FetchError::System(message) => BundledError::System(message),
-        })
+    async fn registry(&self, repository: Repository, call: &BundledCall<'_>) -> Result<Registry, PortError> {
+        oci::open(&self.fetcher, repository, call.lookup).await
     }
 
     async fn run_step(&self, call: &BundledCall<'_>, stop: &StopToken) -> Output {
@@ -84,33 +80,25 @@ impl BundledSteps for OciSteps {
     async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Output {
         tokio::select! {
             biased;
-            cause = stop.stopped() => Err(BundledError::Stopped(cause)),
+            cause = stop.stopped() => Err(PortError::Stopped(cause)),
             output = self.run_step(&call, stop) => output,
         }
     }
 }
 
 /// Returns a text input without surrounding spaces.
-fn text(call: &BundledCall<'_>, name: &str) -> Result<String, BundledError> {
+fn text(call: &BundledCall<'_>, name: &str) -> Result<String, PortError> {
     let text = call.inputs.get(name).map(to_text).unwrap_or_default().trim().to_owned();
     if text.is_empty() {
-        return Err(BundledError::Failed(format!("{name} is required")));
+        return Err(PortError::Failed(format!("{name} is required")));
     }
     Ok(text)
 }
 
 /// Returns the repository with a name.
-fn repository(name: &str) -> Result<Repository, BundledError> {
+fn repository(name: &str) -> Result<Repository, PortError> {
     let defaults = Defaults { registry: "docker.io", group: "library" };
-    Repository::parse(name, &defaults).map_err(|error| BundledError::Failed(error_chain(&error)))
-}
-
-fn registry_failed(error: &RegistryError) -> BundledError {
-    let remedy = match error {
-        RegistryError::Refused { .. } => "; set DOCKER_AUTH_CONFIG to credentials for this registry",
-        _ => "",
-    };
-    BundledError::Failed(format!("{}{remedy}", error_chain(error)))
+    Repository::parse(name, &defaults).map_err(|error| PortError::Failed(error_chain(&error)))
 }
 
 /// Returns the annotations of a new image.

@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 use muster_files::Limit;
 use muster_job::error_chain;
 use muster_oci::{Registry, RegistryError, TagList, copy, read_layout};
-use muster_steps::bundled::{BundledCall, BundledError};
+use muster_steps::bundled::BundledCall;
+use muster_steps::failure::PortError;
 use serde_json::Map;
 
 use super::version::{ImageVersion, Series};
-use super::{OciSteps, Output, registry_failed, repository, text};
+use super::{OciSteps, Output, repository, text};
+use crate::step_source::oci;
 
 /// Maximum number of times that the tags of a version's series are moved.
 const MAX_ROUNDS: usize = 10;
@@ -34,7 +36,7 @@ pub(super) async fn promote(steps: &OciSteps, call: &BundledCall<'_>) -> Output 
     let source = steps.registry(repository(name)?, call).await?;
     let target = steps.registry(to, call).await?;
     let copied = copy(&source, reference, &target, &[&version.tag()]).await;
-    copied.map_err(|error| registry_failed(&error))?;
+    copied.map_err(|error| oci::failed(&error))?;
     report(&target, &version.tag(), call);
     move_series(&version, &target, call).await
 }
@@ -45,7 +47,7 @@ pub(super) async fn publish_archive(steps: &OciSteps, call: &BundledCall<'_>) ->
     let to = repository(&text(call, "to_repository")?)?;
     let shown = path.display().to_string();
     let failed =
-        move |error: String| BundledError::Failed(format!("{shown} is not a valid archive of a function: {error}"));
+        move |error: String| PortError::Failed(format!("{shown} is not a valid archive of a function: {error}"));
     let read = tokio::task::spawn_blocking(move || {
         let file = muster_files::open(&path).map_err(|error| error.to_string())?;
         let size = file.metadata().map_err(|error| error.to_string())?.len();
@@ -61,14 +63,14 @@ pub(super) async fn publish_archive(steps: &OciSteps, call: &BundledCall<'_>) ->
     let (version_text, built) = read.await.unwrap_or_else(|error| Err(error.to_string())).map_err(failed)?;
     let version = version(&version_text)?;
     let target = steps.registry(to, call).await?;
-    built.push(&target, &[&version.tag()]).await.map_err(|error| registry_failed(&error))?;
+    built.push(&target, &[&version.tag()]).await.map_err(|error| oci::failed(&error))?;
     report(&target, &version.tag(), call);
     move_series(&version, &target, call).await
 }
 
-fn version(text: &str) -> Result<ImageVersion, BundledError> {
+fn version(text: &str) -> Result<ImageVersion, PortError> {
     ImageVersion::parse(text).ok_or_else(|| {
-        BundledError::Failed(format!("{text:?} is not a valid version; use N.N.N or N.N.N-SUFFIX, such as 1.4.0-rc1"))
+        PortError::Failed(format!("{text:?} is not a valid version; use N.N.N or N.N.N-SUFFIX, such as 1.4.0-rc1"))
     })
 }
 
@@ -76,13 +78,13 @@ fn version(text: &str) -> Result<ImageVersion, BundledError> {
 async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCall<'_>) -> Output {
     let mut moved = BTreeSet::new();
     for _ in 0..MAX_ROUNDS {
-        let changed = move_once(version, target, &mut moved, call).await.map_err(|error| registry_failed(&error))?;
+        let changed = move_once(version, target, &mut moved, call).await.map_err(|error| oci::failed(&error))?;
         if !changed {
             return Ok(Map::new());
         }
     }
     let repository = target.repository();
-    Err(BundledError::Failed(format!(
+    Err(PortError::Failed(format!(
         "other jobs still change the tags of {repository} after {MAX_ROUNDS} attempts; run this step again when they have ended"
     )))
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use git2::build::CheckoutBuilder;
 use git2::{AutotagOption, Direction, FetchOptions, Oid, RemoteCallbacks, Repository};
 use muster_runner_api::client::{TlsFiles, http_client};
-use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup, Notice};
+use muster_steps::failure::PortError;
+use muster_steps::remote::{FetchRequest, FetchedSource, Lookup, Notice};
 use muster_steps::stop::StopToken;
 use tokio::runtime::Handle;
 
@@ -56,8 +57,8 @@ pub(super) async fn fetch(
     revision: &str,
     request: FetchRequest<'_>,
     stop: &StopToken,
-) -> Result<FetchedSource, FetchError> {
-    let connection = connect(fetcher, url, request.lookup, stop).map_err(FetchError::Failed)?;
+) -> Result<FetchedSource, PortError> {
+    let connection = connect(fetcher, url, request.lookup, stop).map_err(PortError::Failed)?;
     let (revision, pin) = (revision.to_owned(), request.pin.map(str::to_owned));
     let (connection, resolved, notices) = run(stop, move || {
         let references = connection.session.enter(|| connection.references()).map_err(with_remedy)?;
@@ -72,7 +73,7 @@ pub(super) async fn fetch(
     // Another job may be downloading the content.
     let entry = tokio::select! {
         biased;
-        cause = stop.stopped() => return Err(FetchError::Stopped(cause)),
+        cause = stop.stopped() => return Err(PortError::Stopped(cause)),
         entry = fetcher.cache.entry("git", &name) => entry,
     };
     let entry = entry.map_err(system("failed to use the cache of steps"))?;
@@ -142,13 +143,13 @@ fn origin(url: &str) -> Option<String> {
 async fn run<T: Send + 'static>(
     stop: &StopToken,
     work: impl FnOnce() -> Result<T, git2::Error> + Send + 'static,
-) -> Result<T, FetchError> {
+) -> Result<T, PortError> {
     let done = tokio::task::spawn_blocking(move || git_http::register().and_then(|()| work())).await;
-    let result = done.map_err(|error| FetchError::System(format!("fetching a step panicked: {error}")))?;
+    let result = done.map_err(|error| PortError::System(format!("fetching a step panicked: {error}")))?;
     result.map_err(|error| match stop.cause() {
-        Some(cause) => FetchError::Stopped(cause),
-        None if error.class() == git2::ErrorClass::Os => FetchError::System(error.message().to_owned()),
-        None => FetchError::Failed(error.message().to_owned()),
+        Some(cause) => PortError::Stopped(cause),
+        None if error.class() == git2::ErrorClass::Os => PortError::System(error.message().to_owned()),
+        None => PortError::Failed(error.message().to_owned()),
     })
 }
 

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use muster_oci::DockerConfig;
 use muster_runner_api::client::TlsFiles;
-use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Source, StepSource};
+use muster_steps::failure::PortError;
+use muster_steps::remote::{FetchRequest, FetchedSource, Source, StepSource};
 use muster_steps::stop::StopToken;
 use sha2::{Digest as _, Sha256};
 
@@ -50,7 +51,7 @@ impl StepFetcher {
     }
 
     /// Creates an empty directory for the content of a source. Its name is random, so that a job cannot put files into it in advance.
-    fn new_directory(&self) -> Result<PathBuf, FetchError> {
+    fn new_directory(&self) -> Result<PathBuf, PortError> {
         let create = || {
             std::fs::create_dir_all(&self.directory)?;
             Ok(tempfile::Builder::new().prefix("step-").tempdir_in(&self.directory)?.keep())
@@ -72,7 +73,7 @@ fn entry_name(source: &Source, digest: &str) -> String {
 
 #[async_trait]
 impl StepSource for StepFetcher {
-    async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, FetchError> {
+    async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, PortError> {
         match request.source {
             Source::Git { url, revision } => git::fetch(self, url, revision, request, stop).await,
             Source::Oci { registry, repository, tag } => {
@@ -83,7 +84,7 @@ impl StepSource for StepFetcher {
 }
 
 /// Returns a function that turns an I/O error into a failure of the machine.
-fn system(operation: &str) -> impl FnOnce(std::io::Error) -> FetchError {
+fn system(operation: &str) -> impl FnOnce(std::io::Error) -> PortError {
     let operation = operation.to_owned();
-    move |error| FetchError::System(format!("{operation}: {error}"))
+    move |error| PortError::System(format!("{operation}: {error}"))
 }

@@ -13,7 +13,8 @@ use muster_oci::{
     Credentials, Descriptor, Digest, HostPlatform, Index, Registry, RegistryError, Repository, credentials_in,
 };
 use muster_runner_api::client::{TlsFiles, http_client};
-use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup, Notice, NoticeKind};
+use muster_steps::failure::PortError;
+use muster_steps::remote::{FetchRequest, FetchedSource, Lookup, Notice, NoticeKind};
 use muster_steps::stop::StopToken;
 use sha2::{Digest as _, Sha256};
 
@@ -42,12 +43,12 @@ pub(super) async fn fetch(
     (host, path, tag): (&str, &str, &str),
     request: FetchRequest<'_>,
     stop: &StopToken,
-) -> Result<FetchedSource, FetchError> {
+) -> Result<FetchedSource, PortError> {
     let repository = Repository { registry: host.to_owned(), path: path.to_owned() };
     let work = async {
         let registry = open(fetcher, repository, request.lookup).await?;
         if let Some(pin) = request.pin.filter(|pin| pin.parse::<Digest>().is_err()) {
-            return Err(FetchError::Failed(format!(
+            return Err(PortError::Failed(format!(
                 "{pin:?} in the lock file is not a valid digest; run `muster step update`"
             )));
         }
@@ -57,12 +58,12 @@ pub(super) async fn fetch(
             tracing::warn!(error = error_chain(&error), "failed to read the notices about a step, ignoring them");
             Vec::new()
         });
-        let image = select(&index).map_err(FetchError::Failed)?;
+        let image = select(&index).map_err(PortError::Failed)?;
         let manifest = registry.manifest(image).await.map_err(|error| failed(&error))?;
         let bytes = manifest.layers.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.size));
         if manifest.layers.len() > MAX_LAYERS || bytes.is_none_or(|bytes| bytes > MAX_BYTES) {
             let limit = MAX_BYTES / 1024 / 1024;
-            return Err(FetchError::Failed(format!(
+            return Err(PortError::Failed(format!(
                 "the image has more than {MAX_LAYERS} layers or {limit} MiB; make the step smaller"
             )));
         }
@@ -75,7 +76,7 @@ pub(super) async fn fetch(
     };
     tokio::select! {
         biased;
-        cause = stop.stopped() => Err(FetchError::Stopped(cause)),
+        cause = stop.stopped() => Err(PortError::Stopped(cause)),
         done = work => done,
     }
 }
@@ -85,9 +86,9 @@ pub(crate) async fn open(
     fetcher: &StepFetcher,
     repository: Repository,
     lookup: Lookup<'_>,
-) -> Result<Registry, FetchError> {
+) -> Result<Registry, PortError> {
     let text = lookup("DOCKER_AUTH_CONFIG").unwrap_or_default();
-    let problem = |problem| FetchError::Failed(format!("DOCKER_AUTH_CONFIG: {problem}; correct the variable"));
+    let problem = |problem| PortError::Failed(format!("DOCKER_AUTH_CONFIG: {problem}; correct the variable"));
     let mut credentials = credentials_in(&text, &repository).map_err(problem)?;
     if credentials.is_none() && lookup("CI_REGISTRY").as_deref() == Some(repository.registry.as_str()) {
         let (user, password) = (lookup("CI_REGISTRY_USER"), lookup("CI_REGISTRY_PASSWORD"));
@@ -95,19 +96,19 @@ pub(crate) async fn open(
     }
     if let (None, Some(docker)) = (&credentials, &fetcher.docker) {
         let found = docker.get(&repository.registry).await;
-        credentials = found.map_err(|error| FetchError::Failed(error_chain(&error)))?;
+        credentials = found.map_err(|error| PortError::Failed(error_chain(&error)))?;
     }
     let tls = TlsFiles { ca: fetcher.tls.ca.clone(), ..TlsFiles::default() };
-    let client = http_client(&tls).map_err(|error| FetchError::Failed(error.to_string()))?;
+    let client = http_client(&tls).map_err(|error| PortError::Failed(error.to_string()))?;
     Registry::with_client(repository, credentials, client).map_err(|error| failed(&error))
 }
 
-fn failed(error: &RegistryError) -> FetchError {
+pub(crate) fn failed(error: &RegistryError) -> PortError {
     let remedy = match error {
         RegistryError::Refused { .. } => "; set DOCKER_AUTH_CONFIG to credentials for this registry",
         _ => "",
     };
-    FetchError::Failed(format!("{}{remedy}", error_chain(error)))
+    PortError::Failed(format!("{}{remedy}", error_chain(error)))
 }
 
 /// Returns the image for this platform, or else the image for every platform.
@@ -166,9 +167,9 @@ async fn fetch_layer(
     (layer, name): (&Descriptor, &str),
     dir: &Path,
     stop: &StopToken,
-) -> Result<(), FetchError> {
+) -> Result<(), PortError> {
     let digest: Digest =
-        layer.digest.parse().map_err(|error| FetchError::Failed(format!("a layer of the image: {error}")))?;
+        layer.digest.parse().map_err(|error| PortError::Failed(format!("a layer of the image: {error}")))?;
     let entry = fetcher.cache.entry("oci", name).await.map_err(system("failed to use the cache of steps"))?;
     let entry = Arc::new(entry);
     if entry.path.exists() {
@@ -192,7 +193,7 @@ async fn fetch_layer(
     fetcher.cache.prune().map_err(system("failed to remove old entries from the cache of steps"))?;
     unpacked.map_err(|error| match error {
         LayerError::Changed => {
-            FetchError::Failed("a layer was changed while it was unpacked; start the job again".into())
+            PortError::Failed("a layer was changed while it was unpacked; start the job again".into())
         }
         LayerError::Failed(error) => error,
     })
@@ -202,7 +203,7 @@ async fn fetch_layer(
 enum LayerError {
     /// The content of the file does not match its digest.
     Changed,
-    Failed(FetchError),
+    Failed(PortError),
 }
 
 async fn unpack_layer(entry: &Arc<EntryGuard>, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
@@ -210,13 +211,13 @@ async fn unpack_layer(entry: &Arc<EntryGuard>, digest: Digest, dir: &Path, stop:
     let work = move || unpack_verified(&entry.path, digest, &dir, &stop);
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| {
-        Err(LayerError::Failed(FetchError::System(format!("unpacking a layer panicked: {error}"))))
+        Err(LayerError::Failed(PortError::System(format!("unpacking a layer panicked: {error}"))))
     })
 }
 
 /// Copies a layer to a private file, verifies the digest of the copy, and unpacks the copy. A job cannot change the copy in between.
 fn unpack_verified(path: &Path, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
-    let io = |error: io::Error| LayerError::Failed(FetchError::System(format!("failed to unpack a layer: {error}")));
+    let io = |error: io::Error| LayerError::Failed(PortError::System(format!("failed to unpack a layer: {error}")));
     let mut layer = muster_files::open(path).map_err(|_| LayerError::Changed)?;
     let mut copy = tempfile::tempfile_in(dir).map_err(io)?;
     if copy_hashed(&mut layer, &mut copy).map_err(io)? != digest.to_string() {
@@ -229,7 +230,7 @@ fn unpack_verified(path: &Path, digest: Digest, dir: &Path, stop: &StopToken) ->
     let root = create_root(dir, &Root::Chosen).map_err(io)?;
     let unpacked = unpack(&copy, &root, &LIMITS, format, &|| stop.cause().is_some());
     unpacked.map(drop).map_err(|error| {
-        LayerError::Failed(FetchError::Failed(format!("a layer of the image is invalid: {}", error_chain(&error))))
+        LayerError::Failed(PortError::Failed(format!("a layer of the image is invalid: {}", error_chain(&error))))
     })
 }
 

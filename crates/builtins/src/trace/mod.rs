@@ -77,8 +77,27 @@ thread_local! {
 }
 
 struct Channel {
-    masker: Masker,
+    masker: StreamMasker,
     stamper: Option<LineTimestamper>,
+}
+
+/// Masks the output of a stream.
+///
+/// Preparing the search for the secrets takes time, so it starts with the next output, and not with each value that the job adds.
+#[derive(Default)]
+struct StreamMasker(Option<Masker>);
+
+impl StreamMasker {
+    fn push(&mut self, secrets: &Secrets, bytes: &[u8], out: &mut Vec<u8>) {
+        self.0.get_or_insert_with(|| Masker::new(secrets)).push(bytes, out);
+    }
+
+    /// Appends the output that was held back. Output after it is masked with the secrets of that time.
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if let Some(mut masker) = self.0.take() {
+            masker.finish(out);
+        }
+    }
 }
 
 impl std::fmt::Debug for Trace {
@@ -95,7 +114,7 @@ impl Trace {
         let streams: &[Stream] = if options.timestamps { &[Stream::Runner, Stream::Output] } else { &[Stream::Runner] };
         let channel = |stream: &Stream| {
             let stamper = options.timestamps.then(|| LineTimestamper::new(*stream));
-            (*stream, Channel { masker: Masker::new(&options.secrets), stamper })
+            (*stream, Channel { masker: StreamMasker::default(), stamper })
         };
         Self {
             timestamps: options.timestamps,
@@ -177,7 +196,7 @@ impl Inner {
 
     /// Masks text and writes it.
     fn mask(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
-        self.process(stream, |masker, out| masker.push(bytes, out), false)
+        self.process(stream, |masker, secrets, out| masker.push(secrets, bytes, out), false)
     }
 
     /// Writes a part of the output. A value that it adds is masked from here on.
@@ -186,7 +205,8 @@ impl Inner {
             Part::Text(bytes) => self.mask(Stream::Output, &bytes),
             Part::Value(value) => {
                 self.add(&value)?;
-                self.mask(Stream::Output, format!("{COMMAND}{MASKED}\n").as_bytes())
+                let line = format!("{COMMAND}{MASKED}\n");
+                self.process(Stream::Output, |_, _, out| out.extend_from_slice(line.as_bytes()), false)
             }
             Part::Rejected(reason) => {
                 let line = style::warning(&format!("a value of {COMMAND} is not masked, because {reason}"));
@@ -196,20 +216,13 @@ impl Inner {
     }
 
     fn add(&mut self, value: &str) -> io::Result<()> {
-        // The agent in a container has masked the value already.
-        if value == MASKED {
-            return Ok(());
+        // The agent in a container has replaced the value already.
+        if value != MASKED {
+            self.secrets.add(value);
         }
-        self.secrets.add(value);
         // A masker holds back output that may be the beginning of a masked value. No masked value continues with a line that adds a value, so
         // what is held back can be written.
-        for stream in self.streams() {
-            self.process(stream, Masker::finish, false)?;
-        }
-        for (_, channel) in &mut self.channels {
-            channel.masker = Masker::new(&self.secrets);
-        }
-        Ok(())
+        self.streams().into_iter().try_for_each(|stream| self.write_held(stream, false))
     }
 
     fn streams(&self) -> Vec<Stream> {
@@ -220,7 +233,12 @@ impl Inner {
     fn finish(&mut self, stream: Stream) -> io::Result<()> {
         let held = self.added_masks.as_mut().filter(|_| stream == Stream::Output).and_then(AddedMasks::finish);
         held.map_or(Ok(()), |part| self.write_part(part))?;
-        self.process(stream, Masker::finish, true)
+        self.write_held(stream, true)
+    }
+
+    /// Writes what the masker of a stream holds back. `ends_line` also completes the current line.
+    fn write_held(&mut self, stream: Stream, ends_line: bool) -> io::Result<()> {
+        self.process(stream, |masker, _, out| masker.finish(out), ends_line)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -236,7 +254,12 @@ impl Inner {
         self.sink.append(&self.limiter.finish())
     }
 
-    fn process(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
+    fn process(
+        &mut self,
+        stream: Stream,
+        mask: impl FnOnce(&mut StreamMasker, &Secrets, &mut Vec<u8>),
+        ends_line: bool,
+    ) -> io::Result<()> {
         if self.limiter.is_truncated() {
             // Output that will be dropped need not be masked.
             return Ok(());
@@ -245,12 +268,12 @@ impl Inner {
         let Some((_, channel)) = self.channels.get_mut(index) else { return Ok(()) };
         BUFFERS.with_borrow_mut(|Buffers { masked, stamped }| {
             masked.clear();
-            mask(&mut channel.masker, masked);
+            mask(&mut channel.masker, &self.secrets, masked);
             let output = match &mut channel.stamper {
                 Some(stamper) => {
                     stamped.clear();
                     stamper.push(masked, stamped);
-                    if last {
+                    if ends_line {
                         stamper.finish(stamped);
                     }
                     stamped

@@ -67,6 +67,18 @@ fn added_values_are_masked_in_all_later_output() {
 }
 
 #[test]
+fn values_added_in_one_piece_are_masked_from_the_line_after_their_command() {
+    let options = TraceOptions { adds_masks: true, ..TraceOptions::default() };
+    let piece = b"hunter22 other33\n::add-mask::hunter22\nhunter22 other33\n::add-mask::first44\n::add-mask::other33\nhunter22 other33 first44\n";
+    let marker = "::add-mask::[MASKED]\n";
+    let expected = format!("hunter22 other33\n{marker}[MASKED] other33\n{marker}{marker}[MASKED] [MASKED] [MASKED]\n");
+    for size in 1..=piece.len() {
+        let pieces: Vec<_> = piece.chunks(size).map(|piece| (Stream::Output, piece)).collect();
+        assert_eq!(written(&options, &pieces), expected, "{size}");
+    }
+}
+
+#[test]
 fn c117_stamps_mark_streams_and_continuations() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
     let text = written(

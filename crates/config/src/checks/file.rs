@@ -1,6 +1,7 @@
 //! Checks of the file itself and of the process (checks C014, C027, C031, C033, C037, C038, C041 and C042).
 
 use muster_job::GoDuration::{Negative, NonNegative};
+use muster_job::is_loopback;
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -44,7 +45,7 @@ fn check_addresses(check: &mut Check<'_>) {
         check.add(
             Problem::new("C014", error.to_string()).at(&at).help("set it to the host:port on which to serve metrics"),
         );
-    } else if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
+    } else if let Some(address) = check.tree.str("listen_address").filter(|address| !is_loopback(address)) {
         let message = format!("metrics are served without authentication on {}", shown_name(address));
         check.report_global(
             "listen_address",
@@ -79,14 +80,6 @@ fn check_addresses(check: &mut Check<'_>) {
             "set advertise_address to this machine's name and the published port",
         );
     }
-}
-
-fn is_loopback(host: &str) -> bool {
-    matches!(host, "localhost" | "::1" | "[::1]") || host.starts_with("127.")
-}
-
-fn is_public(address: &str) -> bool {
-    !is_loopback(address.rsplit_once(':').map_or(address, |(host, _)| host))
 }
 
 fn check_log_level(check: &mut Check<'_>) {

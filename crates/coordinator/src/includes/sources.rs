@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::config::IncludeConfig;
 use super::pins::{Pin, name_of, name_of_tree};
 use super::remote::Remotes;
-use super::tree::{Tree, is_repository, read_failed, read_file, read_in, resolve};
+use super::tree::{Tree, is_repository, read_failed, read_file, read_in, resolve, unreadable};
 use super::vendor::{Vendor, VendorOptions};
 use super::versions;
 
@@ -234,7 +234,7 @@ impl SnapshotSources {
         if let Some(directory) = &self.config.templates {
             let missing =
                 || SourceError::NotFound(format!("template `{}` does not exist", directory.join(name).display()));
-            let bytes = read_in(directory, name).ok().flatten().ok_or_else(missing)?;
+            let bytes = read_in(directory, name)?.ok_or_else(missing)?;
             return Ok(included(bytes));
         }
         let target = IncludeTarget::Template { name: name.to_owned() };
@@ -261,7 +261,8 @@ impl SnapshotSources {
         let included = |bytes| IncludedFile { name: url.to_owned(), bytes, origin: Origin::Detached, component: None };
         if let Some(file) = self.config.local_replacement(url) {
             let missing = || format!("`{url}` is mapped to `{}`, which is not a file", file.display());
-            let bytes = read_file(&file).ok().flatten().ok_or_else(|| SourceError::NotFound(missing()))?;
+            let bytes = read_file(&file).map_err(|error| unreadable(&file, &error))?;
+            let bytes = bytes.ok_or_else(|| SourceError::NotFound(missing()))?;
             return Ok(included(bytes));
         }
         let target = IncludeTarget::Remote { url: url.to_owned() };

@@ -34,9 +34,7 @@ impl Tree {
                 let mut reader = BlobReader::start(git).map_err(|error| read_failed(&error))?;
                 reader.read(&format!("{commit}:{path}")).map_err(|error| read_failed(&error))
             }
-            Self::Directory(directory) => read_in(directory, path).map_err(|error| {
-                SourceError::Unreachable(format!("failed to read `{}`: {error}", directory.join(path).display()))
-            }),
+            Self::Directory(directory) => read_in(directory, path),
         }
     }
 
@@ -86,18 +84,23 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
 }
 
 /// Returns the content of a regular file below a directory. `None` for a path that leads out of the directory.
-pub(super) fn read_in(directory: &Path, path: &str) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn read_in(directory: &Path, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
     if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         return Ok(None);
     }
-    read_file(&directory.join(path))
+    let file = directory.join(path);
+    read_file(&file).map_err(|error| unreadable(&file, &error))
 }
 
 /// Returns the content of a regular file, truncated to [`MAX_FILE_BYTES`]. `None` if it does not exist.
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // Opening a named pipe would block, and reading a device might never end.
-    if !path.is_file() {
-        return Ok(None);
+    match path.metadata() {
+        Ok(metadata) if metadata.is_file() => {}
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Err(error);
+        }
+        _ => return Ok(None),
     }
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
@@ -125,6 +128,11 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Res
 /// Returns the error for a failed git command: the project cannot be reached.
 pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
     SourceError::Unreachable(error.to_string())
+}
+
+/// Returns the error for a file on this machine that exists but cannot be read.
+pub(super) fn unreadable(path: &Path, error: &io::Error) -> SourceError {
+    SourceError::Unreachable(format!("failed to read `{}`: {error}", path.display()))
 }
 
 /// Returns the error for a failed read from `git cat-file`.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures::StreamExt;
+use muster_coordinator::History;
 use muster_job::{FailureReason, JobStatus};
 use muster_runner_api::service::{ArtifactQuery, RunnerService, ServiceError};
 
@@ -104,6 +105,39 @@ async fn expired_files_are_deleted_at_the_start() {
         }
     };
     tokio::time::timeout(TIMEOUT, deleted).await.expect("was not deleted in time");
+}
+
+#[tokio::test]
+async fn history_has_the_outputs_that_still_exist() {
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let mut test = job("test");
+    test.dependencies = Some(vec!["old".to_owned(), "new".to_owned()]);
+    harness.create(vec![vec![producer("old"), producer("new")], vec![test]]).await;
+    let (old, new) = (manager.next_job().await, manager.next_job().await);
+    for (producer, expire_in) in [(&old, Some("1 hour")), (&new, None)] {
+        manager.upload(producer, ("archive", "zip", expire_in), zip_of("out", "x")).await.expect("failed to store");
+    }
+    manager.upload(&new, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("failed to store");
+    for producer in [&old, &new] {
+        manager.succeed(producer).await;
+    }
+    let test = manager.next_job().await;
+    assert_eq!(test.dependencies.len(), 2);
+    harness.clock.advance(Duration::from_secs(3600));
+    let deleted = async {
+        while harness.artifact_files_on_disk(old.id).await != [("archive".to_owned(), false)] {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, deleted).await.expect("was not deleted in time");
+    harness.coordinator.shutdown().await;
+
+    let history = History::open(harness.dir.path()).await.expect("failed to open");
+    let setup = history.job_setup(test.id).await.expect("failed to read");
+    assert_eq!(setup.archives.len(), 1);
+    assert!(matches!(&setup.missing[..], [message] if message.contains("`old`")), "{:?}", setup.missing);
+    assert!(setup.variables.iter().any(|variable| variable.key == "VERSION" && variable.value == "7"));
 }
 
 /// Returns the paths of all artifact files, relative to their directory.

@@ -60,6 +60,7 @@ pub struct RemoteMachine {
     home: Lock<Option<PathBuf>>,
     /// Whether an outdated agent may be replaced, because no job of this manager uses the machine.
     may_replace_agent: AtomicBool,
+    is_on_this_host: AtomicBool,
 }
 
 impl RemoteMachine {
@@ -67,8 +68,20 @@ impl RemoteMachine {
     #[must_use]
     pub fn new(name: impl Into<String>, agents: Arc<Agents>) -> Self {
         let (connected, trace_lines, home) = (Mutex::new(None), Lock::default(), Lock::default());
-        let (platform, may_replace_agent) = (Lock::default(), AtomicBool::new(false));
-        Self { name: name.into(), agents, platform, connected, trace_lines, home, may_replace_agent }
+        let (platform, may_replace_agent, is_on_this_host) =
+            (Lock::default(), AtomicBool::new(false), AtomicBool::new(false));
+        Self { name: name.into(), agents, platform, connected, trace_lines, home, may_replace_agent, is_on_this_host }
+    }
+
+    /// Records whether the machine was reached at an address of the manager's host.
+    pub(crate) fn set_on_this_host(&self, is_on_this_host: bool) {
+        self.is_on_this_host.store(is_on_this_host, Ordering::Relaxed);
+    }
+
+    /// Returns whether the machine was last reached at an address of the manager's host. It then shares with other machines what the host has,
+    /// such as a container engine. False before the first connection.
+    pub(crate) fn is_on_this_host(&self) -> bool {
+        self.is_on_this_host.load(Ordering::Relaxed)
     }
 
     /// Returns the home directory on the machine. `None` before the first connection.

@@ -1,7 +1,6 @@
 //! A job's slot on an instance, as an execution environment.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -213,7 +212,7 @@ impl Sharing for InstanceEnvironment {
     fn slot_share(&self) -> Option<SlotShare> {
         let slot = self.held.slot.as_ref()?;
         let (shared, nested) = (&self.held.shared, self.held.nested.is_some());
-        let shares_host = !nested && shared.is_on_this_host.load(Ordering::Relaxed);
+        let shares_host = !nested && self.machine.is_on_this_host();
         Some(share::slot_share(slot, &shared.settings(), self.machine.home().as_deref(), nested, shares_host))
     }
 

@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -91,8 +91,6 @@ pub(super) struct ProviderContext {
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
     /// Virtual machines of jobs, if `vm_isolation` is set.
     pub(super) isolation: Arc<Isolation>,
-    /// Whether an instance was reached on the manager's host. It then shares with others what the host has, such as a container engine.
-    pub(super) is_on_this_host: AtomicBool,
     /// Set after the warning that jobs run without cgroups was logged.
     pub(super) warned_no_cgroup: Once,
     /// Resources that the instances use.
@@ -137,7 +135,6 @@ impl InstanceExecutor {
             slots: Slots::new(usize::MAX),
             instances: Mutex::default(),
             isolation: Arc::default(),
-            is_on_this_host: AtomicBool::new(false),
             warned_no_cgroup: Once::new(),
             usage: InstanceUsageTracker::default(),
             meters: Mutex::default(),
@@ -446,7 +443,7 @@ impl ProviderContext {
         };
         let options = settings::dial_options(connector);
         let (session, addresses) = dial(name.as_str(), details, options, self.known_hosts(), is_new).await?;
-        self.is_on_this_host.fetch_or(addresses.are_of_this_host(), Ordering::Relaxed);
+        self.instance(group, id).set_on_this_host(addresses.are_of_this_host());
         Ok((session, addresses))
     }
 

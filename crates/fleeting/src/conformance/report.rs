@@ -1,6 +1,4 @@
-//! The report of a run: as a line of text, as JSON, and as JUnit XML.
-
-use std::fmt::Write as _;
+//! The report of a run: as text and as JSON.
 
 use serde_json::{Value, json};
 
@@ -82,41 +80,6 @@ impl Report {
             "cases": self.verdicts.iter().map(case).collect::<Vec<_>>(),
         })
     }
-
-    /// Returns the report as JUnit XML: one test suite with one test case per case.
-    /// The reason of a warning is the output (`system-out`) of its test case.
-    #[must_use]
-    pub fn junit(&self) -> String {
-        let mut xml = format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" \
-             skipped=\"{}\">\n",
-            escape_xml(&self.plugin),
-            self.verdicts.len(),
-            self.count("fail"),
-            self.count("skip")
-        );
-        for verdict in &self.verdicts {
-            let name = escape_xml(&format!("{} {}", verdict.case.id, verdict.case.title));
-            let (seconds, plugin) = (verdict.duration.as_secs_f64(), escape_xml(&self.plugin));
-            let _ = write!(xml, "    <testcase name=\"{name}\" classname=\"{plugin}\" time=\"{seconds:.3}\">");
-            let _ = match &verdict.outcome {
-                Outcome::Pass => Ok(()),
-                Outcome::Warn(reason) => write!(xml, "<system-out>{}</system-out>", escape_xml(reason)),
-                Outcome::Fail(reason) => write!(xml, "<failure message=\"{}\"/>", escape_xml(reason)),
-                Outcome::Skip(reason) => write!(xml, "<skipped message=\"{}\"/>", escape_xml(reason)),
-            };
-            xml.push_str("</testcase>\n");
-        }
-        xml.push_str("  </testsuite>\n</testsuites>\n");
-        xml
-    }
-}
-
-/// Escapes text for XML and drops characters that XML does not allow.
-fn escape_xml(text: &str) -> String {
-    let allowed = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
-    let allowed: String = allowed.collect();
-    allowed.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -127,18 +90,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_report_formats_have_the_same_content() {
-        let outcomes =
-            [Outcome::Pass, Outcome::Fail("a <b> & \"c\"\u{7}".to_owned()), Outcome::Skip("reason".to_owned())];
+    fn text_and_json_have_the_same_content() {
+        let outcomes = [Outcome::Pass, Outcome::Fail("a".to_owned()), Outcome::Skip("reason".to_owned())];
         let verdicts = CASES.iter().zip(outcomes);
         let verdicts =
             verdicts.map(|(case, outcome)| Verdict { case: *case, outcome, duration: Duration::from_millis(5) });
         let report = Report { plugin: "example".to_owned(), verdicts: verdicts.collect() };
         assert_eq!(report.summary(), "3 cases: 1 pass, 0 warn, 1 fail, 1 skip");
         assert!(!report.passed());
-        let junit = report.junit();
-        assert!(junit.contains("tests=\"3\" failures=\"1\" skipped=\"1\""), "{junit}");
-        assert!(junit.contains("<failure message=\"a &lt;b&gt; &amp; &quot;c&quot;\"/>"), "{junit}");
         let json = report.json();
         assert_eq!((&json["passed"], &json["cases"][1]["outcome"]), (&json!(false), &json!("fail")));
     }

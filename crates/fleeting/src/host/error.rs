@@ -36,6 +36,16 @@ pub enum StartError {
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         stderr: String,
     },
+    /// The process closed stdout before it printed a handshake, and did not exit in time.
+    #[error("plugin {}: closed stdout before the handshake, but did not exit within {} s{stderr}", path.display(), timeout.as_secs())]
+    ClosedStdout {
+        /// Path of the executable.
+        path: PathBuf,
+        /// Timeout of the exit.
+        timeout: Duration,
+        /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
+        stderr: String,
+    },
     /// The process did not print a handshake in time.
     #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{stderr}", path.display(), timeout.as_secs())]
     HandshakeTimeout {

@@ -122,10 +122,11 @@ impl Process {
             Ok(line) => line,
         };
         let Some(line) = line else {
-            let status = match tokio::time::timeout(spec.timeouts.exit, self.child.wait()).await {
+            let timeout = spec.timeouts.exit;
+            let status = match tokio::time::timeout(timeout, self.child.wait()).await {
                 Ok(Ok(status)) => status.to_string(),
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => "it closed stdout".to_owned(),
+                Err(_) => return Err(StartError::ClosedStdout { path, timeout, stderr: self.stderr_tail.quoted() }),
             };
             let stderr = self.final_stderr().await;
             return Err(StartError::Exited { path, status, stderr });

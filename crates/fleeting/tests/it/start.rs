@@ -64,6 +64,17 @@ async fn error_quotes_stderr_of_an_exited_plugin() {
 }
 
 #[tokio::test]
+async fn plugin_that_closes_stdout_and_lives_is_killed() {
+    let (_directory, path) = script("echo 'still here' >&2; exec >&-; sleep 600 & exec sleep 600");
+    let mut spec = PluginSpec::new(&path);
+    spec.timeouts.exit = Duration::from_millis(300);
+    let error = Group::start(spec).await.expect_err("the plugin prints no handshake");
+    assert!(matches!(error, StartError::ClosedStdout { .. }), "{error}");
+    assert!(error.to_string().contains("stderr: still here"), "{error}");
+    assert!(!is_alive(&path), "the process is still running");
+}
+
+#[tokio::test]
 async fn h9_silent_plugin_is_killed() {
     let (_directory, path) = script("echo 'still thinking' >&2; sleep 600 & exec sleep 600");
     let mut spec = PluginSpec::new(&path);

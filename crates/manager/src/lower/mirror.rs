@@ -9,7 +9,7 @@ use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::settings::JobSettings;
+use super::settings::{JobSettings, job_timeout};
 use super::{JobContext, docker, driver, suspension};
 
 /// Name of the directory of all mirrors, beside the builds directory.
@@ -74,10 +74,13 @@ pub(super) fn view_dir(mirror: &GitMirror, context: &JobContext) -> String {
 }
 
 /// Returns the step that prepares the mirror on the agent's machine.
-pub(super) fn step(mirror: &GitMirror, settings: &JobSettings) -> Step {
+pub(super) fn step(mirror: &GitMirror, payload: &JobPayload, settings: &JobSettings) -> Step {
     // The title is empty, so the step has no section in the log.
     let mut step = Step::new("git_mirror", "", Call::builtin(mirror));
-    step.policy.timeout_ms = milliseconds(settings.get_sources_timeout);
+    let sources_timeout = settings.get_sources_timeout;
+    let timeout = if sources_timeout.is_zero() { job_timeout(payload) } else { sources_timeout };
+    // The time of this step counts against the timeout of the checkout, which needs the rest if the mirror is not ready in time.
+    step.policy.timeout_ms = milliseconds(timeout / 2);
     step.policy.allow_failure = true;
     step
 }

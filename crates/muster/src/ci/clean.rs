@@ -45,6 +45,14 @@ pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
 impl Cleaned {
     /// Deletes the runs of a project, and its caches if nothing is running.
     fn delete_project(&mut self, project: &ProjectState) {
+        if !project.directory.exists() {
+            return;
+        }
+        // Runs that are being started are not active yet, and would use the caches.
+        let _lock = match project.lock() {
+            Ok(lock) => lock,
+            Err(error) => return self.report(&project.directory, &error),
+        };
         let before = directory_size(&project.directory);
         let mut running = 0;
         for number in project.run_numbers() {
@@ -65,8 +73,12 @@ impl Cleaned {
 
     fn delete(&mut self, directory: &Path) {
         if let Err((path, error)) = remove_as_much_as_possible(directory) {
-            self.not_deleted += 1;
-            ui::error(&format!("failed to delete `{}`: {error}", path.display()));
+            self.report(&path, &error);
         }
+    }
+
+    fn report(&mut self, path: &Path, error: &std::io::Error) {
+        self.not_deleted += 1;
+        ui::error(&format!("failed to delete `{}`: {error}", path.display()));
     }
 }

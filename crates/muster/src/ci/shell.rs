@@ -7,8 +7,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 
-use muster_coordinator::History;
 use muster_coordinator::views::JobView;
+use muster_coordinator::{CoordinatorError, History};
 use muster_job::Variable;
 
 use super::args::ShellArgs;
@@ -42,7 +42,14 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
         None => {
             let mut archives = std::mem::take(&mut setup.archives);
             for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
-                archives.push(history.open_artifact(view.id, artifact).await?);
+                match history.open_artifact(view.id, artifact).await {
+                    Ok(archive) => archives.push(archive),
+                    Err(CoordinatorError::NotFound(what)) => setup.missing.push(format!("{what} has expired")),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            for message in &setup.missing {
+                ui::warning(&format!("the workspace is not complete: {message}"));
             }
             new_workspace(&directory, &setup.sha, view, archives, &Config::load()?.unpack)?
         }

@@ -92,7 +92,7 @@ impl ProjectState {
     pub(super) fn start_run(&self) -> Result<Run, CiError> {
         let start = || -> io::Result<Run> {
             create_private(&self.directory.join("runs"))?;
-            let _lock = lock(&self.directory.join("lock"))?;
+            let _lock = self.lock()?;
             fs::write(self.directory.join("repository"), self.worktree.as_os_str().as_encoded_bytes())?;
             let newest = self.run_numbers().into_iter().next_back().unwrap_or(0);
             let number = self.last_number().max(newest) + 1;
@@ -110,13 +110,21 @@ impl ProjectState {
     /// The next run gets the number of the deleted run, unless a later run was started.
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
+        // The next run can get the same number, so no other process may delete this one later.
+        let _lock = self.lock()?;
         drop(run);
-        let _lock = lock(&self.directory.join("lock"))?;
         remove_all(&self.run_directory(number))?;
         if self.last_number() == number {
             fs::write(self.counter(), format!("{}\n", number.saturating_sub(1)))?;
         }
         Ok(())
+    }
+
+    /// Waits until no other process starts or discards a run. Until the lock is released, none does.
+    ///
+    /// A run that is being started already has a directory, but is not active yet.
+    pub(super) fn lock(&self) -> io::Result<File> {
+        lock(&self.directory.join("lock"))
     }
 
     fn counter(&self) -> PathBuf {
@@ -186,11 +194,11 @@ impl ProjectState {
 
     /// Deletes a run. Returns false if it is active and was not deleted.
     pub(super) fn delete_run(&self, number: u64) -> io::Result<bool> {
-        let directory = self.run_directory(number);
-        if self.is_active(number) {
-            return Ok(false);
-        }
-        remove_all(&directory).map(|()| true)
+        let is_active = {
+            let _lock = self.lock()?;
+            self.is_active(number)
+        };
+        if is_active { Ok(false) } else { remove_all(&self.run_directory(number)).map(|()| true) }
     }
 }
 
@@ -338,6 +346,21 @@ mod tests {
         assert!(project.delete_run(2).unwrap());
         assert_eq!(project.start_run().unwrap().number, 3);
         assert!(!project.delete_run(1).unwrap(), "an active run is not deleted");
+    }
+
+    #[test]
+    fn run_that_is_being_started_is_not_deleted() {
+        let directory = tempfile::tempdir().unwrap();
+        let project = project(directory.path());
+        drop(project.start_run().unwrap());
+        let starting = project.lock().unwrap();
+        fs::create_dir(project.run_directory(2)).unwrap();
+        let other = project.clone();
+        let deleting = std::thread::spawn(move || other.delete_run(2));
+        let _run = lock(&project.run_directory(2).join("lock")).unwrap();
+        drop(starting);
+        assert!(!deleting.join().unwrap().unwrap(), "the run is active");
+        assert_eq!(project.run_numbers(), [1, 2]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::error::PluginError;
 use super::serve::lookup_context;
 use super::test_config::{self, TestConfig};
 use crate::ci::ui;
+use crate::junit;
 
 /// Maximum width of the list of skipped tests, in characters.
 const SKIPPED_WIDTH: usize = 80;
@@ -82,7 +83,7 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     if args.json {
         ui::outln(&report.json().to_string());
     } else if args.junit {
-        ui::out(&report.junit());
+        ui::out(&junit(&report));
     } else {
         let skipped = report.verdicts.iter().filter(|verdict| verdict.is_not_reached());
         let reason = skipped.clone().find_map(|verdict| verdict.outcome.reason());
@@ -95,6 +96,24 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
         ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
     }
     if passed(&report, args.strict) && !plan.stop.is_cancelled() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Returns the report as JUnit XML: one test suite with one case for each test. The reason for a warning is the output of its case.
+fn junit(report: &Report) -> String {
+    let case = |verdict: &Verdict| {
+        let (outcome, output) = match &verdict.outcome {
+            Outcome::Pass => (junit::Outcome::Passed, String::new()),
+            Outcome::Warn(reason) => (junit::Outcome::Passed, reason.clone()),
+            Outcome::Fail(reason) => {
+                (junit::Outcome::Failed { message: reason.clone(), details: String::new() }, String::new())
+            }
+            Outcome::Skip(reason) => (junit::Outcome::Skipped(reason.clone()), String::new()),
+        };
+        let name = format!("{} {}", verdict.case.id, verdict.case.title);
+        junit::Case { name, class: report.plugin.clone(), time: verdict.duration, outcome, output }
+    };
+    let cases = report.verdicts.iter().map(case).collect();
+    junit::report(&[junit::Suite { name: report.plugin.clone(), cases }])
 }
 
 fn passed(report: &Report, strict: bool) -> bool {
@@ -178,4 +197,33 @@ fn executable(plugin: &str) -> Result<(PathBuf, Vec<OsString>), PluginError> {
     let on_path = (!plugin.contains(['/', ':']))
         .then(|| std::env::split_paths(&directories).map(|directory| directory.join(plugin)).find(is_program));
     on_path.flatten().map(|program| (program, Vec::new())).ok_or_else(|| error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn junit_report_has_each_outcome_and_keeps_words_apart() {
+        let outcomes = [
+            Outcome::Pass,
+            Outcome::Fail("a <b> & \"c\"\u{7}\nnext line".to_owned()),
+            Outcome::Skip("reason".to_owned()),
+            Outcome::Warn("one\ntwo".to_owned()),
+        ];
+        let verdicts = conformance::CASES.iter().zip(outcomes);
+        let verdicts =
+            verdicts.map(|(case, outcome)| Verdict { case: *case, outcome, duration: Duration::from_millis(5) });
+        let report = junit(&Report { plugin: "example".to_owned(), verdicts: verdicts.collect() });
+        assert!(report.contains("tests=\"4\" failures=\"1\" skipped=\"1\""), "{report}");
+        let failure = report.split("<failure message=\"").nth(1).unwrap().split_once('"').unwrap().0;
+        let words: Vec<&str> = failure.split_ascii_whitespace().collect();
+        assert!(
+            failure.starts_with("a &lt;b&gt; &amp; &quot;c&quot;") && words.ends_with(&["next", "line"]),
+            "{report}"
+        );
+        assert!(report.contains("one\ntwo</system-out>") && !report.contains('\u{7}'), "{report}");
+    }
 }

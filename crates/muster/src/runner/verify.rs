@@ -46,6 +46,8 @@ enum VerifyError {
     Config(#[from] ConfigError),
     #[error("no runner matches the filtering parameters; run `gitlab-runner list` to see all runners")]
     NoMatch,
+    #[error("no runner matches --url alone; add --token, or use --name")]
+    UrlAlone,
     #[error("failed to verify {0}; use --delete to remove them from the file")]
     UnknownRunners(String),
     #[error(transparent)]
@@ -61,6 +63,9 @@ async fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
     log_mode();
     let config = args.select.config.load()?;
     let filters = [args.select.name(), args.select.url(), non_empty(&args.token)];
+    if matches!(filters, [None, Some(_), None]) {
+        return Err(VerifyError::UrlAlone);
+    }
     let is_selective = filters.into_iter().any(|filter| filter.is_some());
     let selects = |runner: &&Runner| !is_selective || args.selects(runner);
     let selected: Vec<Runner> = config.runners.iter().filter(selects).cloned().collect();

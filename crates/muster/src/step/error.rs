@@ -6,8 +6,9 @@ use muster_files::FileError;
 use muster_oci::{CredentialsError, PackError, RegistryError};
 use muster_steps::definition::StepFileError;
 use muster_steps::engine::StepError;
+use muster_steps::failure::PortError;
 use muster_steps::lock::LockError;
-use muster_steps::remote::{FetchError, ReferenceError};
+use muster_steps::remote::ReferenceError;
 
 use crate::ci::CiError;
 
@@ -27,7 +28,7 @@ pub(crate) enum StepCommandError {
     #[error(transparent)]
     Pack(#[from] PackError),
     #[error(transparent)]
-    Fetch(#[from] FetchError),
+    Fetch(#[from] PortError),
     #[error("job `{job}`: {source}")]
     Job { job: String, source: StepError },
     #[error("job `{job}`: {source}")]

@@ -7,6 +7,7 @@
 mod certificate;
 mod soap;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -236,12 +237,12 @@ impl Session for WinrmSession {
                 // A command may end without reading its input. The server then rejects the input.
                 let _ = self.send_input(&shell.id, &command, stdin).await;
             }
-            std::future::pending::<()>().await;
+            std::future::pending::<Infallible>().await
         };
         let terminate = async {
             stop.cancelled().await;
             let _ = self.send(Request::Terminate { shell: &shell.id, command: &command }).await;
-            std::future::pending::<()>().await;
+            std::future::pending::<Infallible>().await
         };
         let mut tail = Tail::default();
         let receive = async {
@@ -272,8 +273,8 @@ impl Session for WinrmSession {
         };
         let exit = tokio::select! {
             exit = receive => exit?,
-            () = feed => return Err(RunError::Lost { cause: "the input failed".to_owned() }),
-            () = terminate => return Err(RunError::Lost { cause: "the command was canceled".to_owned() }),
+            never = feed => match never {},
+            never = terminate => match never {},
         };
         // Exit statuses on Windows have 32 bits. Some tools write them as negative numbers.
         let exit = u32::try_from(exit).or_else(|_| i32::try_from(exit).map(i32::cast_unsigned)).unwrap_or(u32::MAX);

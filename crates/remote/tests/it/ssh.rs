@@ -122,7 +122,7 @@ async fn c04_certificate_after_its_key_is_used() {
     log_in(&target).await.err().unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn c05_retries_of_a_refused_port_have_delays() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());

@@ -11,7 +11,7 @@ use reqwest::{Body, Response};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use super::redirect::{may_follow, target};
+use super::redirect::{MAX_REDIRECTS, may_follow, target};
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
@@ -19,8 +19,6 @@ use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Maximum time without progress in a download.
 const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
-/// Maximum number of redirects of a download.
-const MAX_REDIRECTS: usize = 5;
 
 /// Timeouts of an upload (`[runners.artifact]`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -85,9 +85,11 @@ impl Client {
     }
 
     /// Returns the same client for another host, for [`ClientError::Redirected`].
-    #[must_use]
-    pub fn with_base_url(&self, url: &Url) -> Self {
-        Self { base: base_url(url).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Setup`] if the URL is invalid.
+    pub fn with_base_url(&self, url: &Url) -> Result<Self, ClientError> {
+        Ok(Self { base: base_url(url)?, ..self.clone() })
     }
 
     /// Creates a client even if a certificate file is currently invalid. Until the file changes, calls are sent without

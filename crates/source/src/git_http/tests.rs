@@ -58,3 +58,33 @@ async fn git_clones_over_http_only_with_the_token_of_a_job() {
     assert!(!fetch("wrong", "group/app.git", "2", &home.path().join("wrong-token")));
     assert!(!fetch("right", "group/other.git", "2", &home.path().join("wrong-project")));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_that_is_too_large_after_decompression_is_rejected() {
+    use std::io::Write as _;
+    use tokio::io::AsyncReadExt as _;
+    let home = tempfile::tempdir().unwrap();
+    let app = home.path().join("app");
+    std::fs::create_dir(&app).unwrap();
+    assert!(git(&app, &["init", "-q", "-b", "main"]));
+    std::fs::write(app.join("a.yml"), "committed").unwrap();
+    assert!(git(&app, &["add", "-A"]) && git(&app, &["commit", "-q", "-m", "x"]));
+    let address = serve(&Snapshot::take(&app, &home.path().join("store")).unwrap()).await;
+
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(b"0009done\n").unwrap();
+    packed.write_all(&vec![b'0'; MAX_REQUEST_BYTES]).unwrap();
+    let packed = packed.finish().unwrap();
+    let login = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:right"));
+    let head = format!(
+        "POST /group/app.git/git-upload-pack HTTP/1.1\r\nhost: {address}\r\nauthorization: Basic {login}\r\n\
+         content-encoding: gzip\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        packed.len()
+    );
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&packed).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}

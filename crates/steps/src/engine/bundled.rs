@@ -5,9 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::reference::OCI_FETCH;
 use super::user_steps::{StepError, UserSteps};
-use crate::bundled::{BundledCall, BundledError};
+use crate::bundled::BundledCall;
 use crate::definition::{Body, Kind, Outputs, Parameter, Spec, StepFile};
 use crate::expression::to_text;
+use crate::failure::PortError;
 use crate::log::{Log, Stream};
 use crate::remote::{Location, ReferenceError, RemoteStep};
 use crate::style;
@@ -36,9 +37,9 @@ pub(super) async fn run(
             let lookup = |name: &str| steps.variable(name);
             let call = BundledCall { name, inputs, work_dir: steps.work_dir, lookup: &lookup, print: &print };
             port.run(call, steps.stop).await.map_err(|error| match error {
-                BundledError::Stopped(cause) => StepError::Stopped(cause),
-                BundledError::Failed(message) => StepError::Step(message),
-                BundledError::System(message) => StepError::System(message),
+                PortError::Stopped(cause) => StepError::Stopped(cause),
+                PortError::Failed(message) => StepError::Step(message),
+                PortError::System(message) => StepError::System(message),
             })
         }
         None => Err(ReferenceError::Bundled(name.to_owned()).into()),

@@ -10,9 +10,10 @@ use super::inputs::expression_error;
 use super::user_steps::{Frame, StepError, UserSteps};
 use crate::definition::{Call, StepEntry};
 use crate::expression::Scope;
+use crate::failure::PortError;
 use crate::lock::{LOCK_FILE, StepLock};
 use crate::log::{Log, Stream};
-use crate::remote::{FetchError, FetchRequest, FetchedSource, Location, RemoteStep, Source};
+use crate::remote::{FetchRequest, FetchedSource, Location, RemoteStep, Source};
 use crate::style;
 
 const LOCK_LIMIT: Limit = Limit { bytes: 4 * 1024 * 1024, remedy: "restore it from the repository" };
@@ -66,9 +67,9 @@ impl UserSteps<'_> {
         let lookup = |name: &str| self.variable(name);
         let request = FetchRequest { source, pin, lookup: &lookup };
         let result = port.fetch(request, self.stop).await.map_err(|error| match error {
-            FetchError::Stopped(cause) => StepError::Stopped(cause),
-            FetchError::Failed(message) => failed(message),
-            FetchError::System(message) => StepError::System(format!("failed to fetch the step {source}: {message}")),
+            PortError::Stopped(cause) => StepError::Stopped(cause),
+            PortError::Failed(message) => failed(message),
+            PortError::System(message) => StepError::System(format!("failed to fetch the step {source}: {message}")),
         })?;
         if let Some(pin) = pin.filter(|pin| *pin != result.digest) {
             let message = format!("{LOCK_FILE} has the digest {pin}, but the content has {}", result.digest);

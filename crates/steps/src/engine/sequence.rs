@@ -117,11 +117,12 @@ impl<'s> Sequence<'s> {
                     }
                     Err(error) => Some(failed_to_start(self.steps, entry, (&entry.name, path), error)),
                 }
+            } else if when == When::OnFailure {
+                Some(self.skip(&entry.name, path, "no earlier step has failed"))
             } else {
                 // A step that does not run because of an earlier failure is not listed.
-                let is_listed = when == When::OnFailure;
-                let skipped = self.skip(&entry.name, path, "no earlier step has failed");
-                is_listed.then_some(skipped)
+                self.steps.set_state(path, StepState::Skipped);
+                None
             };
             if let Some(ended) = ended {
                 self.record(record, &entry.name, ended);

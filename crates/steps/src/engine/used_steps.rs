@@ -8,7 +8,8 @@ use super::reference::{Target, is_dynamic};
 use super::user_steps::{MAX_DEPTH, StepError};
 use crate::definition::{Body, Call, StepEntry};
 use crate::expression::Dialect;
-use crate::remote::{FetchError, FetchRequest, FetchedSource, Lookup, RemoteStep, Source, StepSource};
+use crate::failure::PortError;
+use crate::remote::{FetchRequest, FetchedSource, Lookup, RemoteStep, Source, StepSource};
 use crate::stop::StopToken;
 
 /// Remote steps that lists of steps use.
@@ -63,7 +64,7 @@ impl UsedSteps {
         let pin = (reader.pin)(source);
         let request = FetchRequest { source, pin: pin.as_deref(), lookup: reader.lookup };
         let fetched = reader.port.fetch(request, &StopToken::new()).await.map_err(|error| match error {
-            FetchError::System(message) => StepError::System(message),
+            PortError::System(message) => StepError::System(message),
             error => StepError::Fetch { source_name: source.to_string(), message: error.to_string() },
         })?;
         let dir = fetched.dir.clone();

@@ -6,8 +6,8 @@ mod source;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use muster_job::TerminationCause;
 
+use crate::failure::PortError;
 use crate::stop::StopToken;
 pub use parse::{Location, ReferenceError, RemoteStep};
 pub(crate) use parse::{default_files, split};
@@ -19,8 +19,8 @@ pub trait StepSource: Send + Sync {
     /// Fetches the content of a source, and writes it to a directory that only this job uses.
     ///
     /// # Errors
-    /// [`FetchError`].
-    async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, FetchError>;
+    /// [`PortError`].
+    async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, PortError>;
 }
 
 /// Returns the value of a variable of the job. An export of an earlier step takes precedence.
@@ -81,18 +81,4 @@ impl NoticeKind {
             Self::Defective => "defective",
         }
     }
-}
-
-/// Reason why a step was not fetched.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FetchError {
-    /// The job was stopped.
-    #[error("stopped")]
-    Stopped(TerminationCause),
-    /// The server does not have the step, refuses access, or is not reachable. The text contains the error of the server and the remedy.
-    #[error("{0}")]
-    Failed(String),
-    /// This machine failed to store the step.
-    #[error("{0}")]
-    System(String),
 }

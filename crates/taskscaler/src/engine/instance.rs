@@ -132,7 +132,7 @@ pub(super) struct Instance {
     pub(super) misses: MissCounter,
     /// When its timer expires. What happens then depends on its phase.
     pub(super) due: Option<Time>,
-    /// Number of the last list that contained it.
+    /// Number of the last list that contained it. 0 if this process has not found it in a list.
     pub(super) listed: u64,
     /// Whether no request of this process created it: it was restored from the ledger, or found as unmanaged.
     pub(super) restored: bool,

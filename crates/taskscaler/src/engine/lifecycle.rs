@@ -192,10 +192,11 @@ impl Engine {
         if instance.is_deleting() {
             return self.remove_instance(now, index, LossReason::Missing);
         }
-        let (group, id, restored) = (instance.group, instance.id.clone(), instance.restored);
+        let (group, id) = (instance.group, instance.id.clone());
+        let not_found_since_restart = instance.restored && instance.listed == 0;
         let is_lost = self.inventory.pool.change(index, |instance| instance.misses.record_miss(now.at));
         if is_lost == Some(true) {
-            let reason = if restored { LossReason::MissingAfterRestart } else { LossReason::Missing };
+            let reason = if not_found_since_restart { LossReason::MissingAfterRestart } else { LossReason::Missing };
             return self.remove_instance(now, index, reason);
         }
         self.inventory.record_decision(now, DecisionKind::MissingFromList { group, id });

@@ -66,13 +66,15 @@ struct Executable {
 pub(super) struct AgentVolume {
     /// Name of the volume.
     pub(super) name: String,
+    /// URL of the engine, for messages.
+    engine: String,
     /// Engine, name and creation time. A volume that is created again with the same name has another identity.
     identity: String,
     bytes: u64,
 }
 
-/// Creates the volume at the engine `host` unless it exists. The volume may be empty or incomplete.
-pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, Failure> {
+/// Creates the volume at the engine with the URL `location` unless it exists. The volume may be empty or incomplete.
+pub(super) async fn create(engine: &Docker, location: String) -> Result<AgentVolume, Failure> {
     let own = OWN.get_or_try_init(read_own).await.map_err(Failure::io("failed to read the agent's executable"))?;
     let name = format!("{VOLUME_PREFIX}{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
     let labels = HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]);
@@ -83,8 +85,8 @@ pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, F
         created => created,
     };
     let created = created.map_err(failed(format!("failed to create the volume {name}")))?;
-    let identity = format!("{host} {name} {:?}", created.created_at);
-    Ok(AgentVolume { name, identity, bytes: own.bytes })
+    let identity = format!("{location} {name} {:?}", created.created_at);
+    Ok(AgentVolume { name, engine: location, identity, bytes: own.bytes })
 }
 
 /// Forgets which volumes are complete. Called if a job cannot start, because a changed volume may be the reason.
@@ -146,10 +148,11 @@ impl AgentVolume {
     async fn fill_within(&self, limit: Duration, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
         timeout(limit, self.fill_unless_complete(engine, container, image)).await.unwrap_or_else(|_| {
             Err(Failure::System(format!(
-                "the volume {} did not get the agent's executable within {} s; check the load of the engine's machine, and remove the \
-                 container {} if it exists",
+                "the volume {} did not get the agent's executable within {} s; check the load of the machine of the engine at {}, and \
+                 remove the container {} if it exists",
                 self.name,
                 limit.as_secs(),
+                self.engine,
                 self.filler()
             )))
         })
@@ -172,8 +175,8 @@ impl AgentVolume {
             if transfers == MAX_TRANSFERS {
                 return Err(Failure::System(format!(
                     "{transfers} attempts to copy the agent's executable to the volume {} did not complete it; check the disk of the \
-                     engine's machine, and remove the volume",
-                    self.name
+                     machine of the engine at {}, and remove the volume",
+                    self.name, self.engine
                 )));
             }
             match self.transfer(engine, image).await? {

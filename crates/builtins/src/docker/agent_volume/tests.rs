@@ -12,7 +12,8 @@ use crate::docker::engine::fake::{Answer, FakeEngine};
 const BYTES: u64 = 1000;
 
 fn volume(identity: &str) -> AgentVolume {
-    AgentVolume { name: "muster-agent-test".to_owned(), identity: identity.to_owned(), bytes: BYTES }
+    let engine = "tcp://builds:2375".to_owned();
+    AgentVolume { name: "muster-agent-test".to_owned(), engine, identity: identity.to_owned(), bytes: BYTES }
 }
 
 /// Answer to the question whether the volume has the executable, of this size.
@@ -43,8 +44,8 @@ async fn volume_that_does_not_keep_the_executable_ends_the_job() {
         _ => Some(Answer::json(200, "")),
     });
     let failure = fill("incomplete", &engine, FILL_TIMEOUT).await.unwrap_err().to_string();
-    let text =
-        "3 attempts to copy the agent's executable to the volume muster-agent-test did not complete it; check the disk";
+    let text = "3 attempts to copy the agent's executable to the volume muster-agent-test did not complete it; check the disk of the machine of the \
+         engine at tcp://builds:2375";
     assert!(failure.contains(text), "{failure}");
     assert_eq!(engine.count("DELETE /containers/own"), 3);
 }
@@ -84,19 +85,42 @@ async fn agent_that_loses_its_container_copies_again() {
 
 #[tokio::test]
 async fn old_containers_of_killed_agents_are_removed() {
-    let now = time::OffsetDateTime::now_utc().unix_timestamp();
-    let listed = format!(
-        r#"[{{"Id":"old","Names":["/muster-agent-a-filler"],"Created":5}},
-            {{"Id":"new","Names":["/muster-agent-b-filler"],"Created":{now}}},
-            {{"Id":"other","Names":["/muster-agent-c"],"Created":5}}]"#
-    );
-    let engine = FakeEngine::start(move |call| match call {
-        "GET /containers/json" => Some(Answer::json(200, &listed)),
-        "GET /volumes" => Some(Answer::json(200, r#"{"Volumes":[]}"#)),
-        _ => Some(Answer::json(204, "")),
-    });
+    // The clock of the engine is years behind or ahead of this machine's.
+    for year in [2001, 2101] {
+        let now = time::Date::from_calendar_date(year, time::Month::May, 1).unwrap().midnight().assume_utc();
+        let created = |age: Duration| (now - age).unix_timestamp();
+        let (old, new) = (created(FILL_TIMEOUT * 2), created(FILL_TIMEOUT / 2));
+        let containers = format!(
+            r#"[{{"Id":"old","Names":["/muster-agent-a-filler"],"Created":{old}}},
+                {{"Id":"new","Names":["/muster-agent-b-filler"],"Created":{new}}},
+                {{"Id":"other","Names":["/muster-agent-c"],"Created":{old}}}]"#
+        );
+        let volume = |name: &str, created: &str| {
+            let paths = r#""Driver":"local","Mountpoint":"/v","Labels":{},"Scope":"local","Options":{}"#;
+            format!(r#"{{"Name":"{name}","CreatedAt":"{created}",{paths}}}"#)
+        };
+        let (old, new) = (
+            volume("muster-agent-a", &format!("{year}-04-01T00:00:00Z")),
+            volume("muster-agent-b", &format!("{year}-04-30T00:00:00Z")),
+        );
+        let engine = FakeEngine::start(move |call| match call {
+            "GET /info" => Some(Answer::json(200, &format!(r#"{{"SystemTime":"{year}-05-01T00:00:00.5Z"}}"#))),
+            "GET /containers/json" => Some(Answer::json(200, &containers)),
+            "GET /volumes" => Some(Answer::json(200, &format!(r#"{{"Volumes":[{old},{new}]}}"#))),
+            _ => Some(Answer::json(204, "")),
+        });
+        unused::remove(&engine.client, "muster-agent-test").await;
+        let removed =
+            ["DELETE", "DELETE /containers/old", "DELETE /volumes/muster-agent-a"].map(|call| engine.count(call));
+        assert_eq!(removed, [2, 1, 1], "{year}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_removed_if_the_engine_does_not_report_its_time() {
+    let engine = FakeEngine::start(|_| Some(Answer::json(200, "{}")));
     unused::remove(&engine.client, "muster-agent-test").await;
-    assert_eq!((engine.count("DELETE"), engine.count("DELETE /containers/old")), (1, 1));
+    assert_eq!((engine.count("GET /info"), engine.count("DELETE")), (1, 0));
 }
 
 #[tokio::test]
@@ -113,7 +137,7 @@ async fn volume_that_another_job_creates_at_the_same_time_is_used() {
         }
         _ => error(404),
     });
-    create(&engine.client, "host").await.unwrap();
+    create(&engine.client, "host".to_owned()).await.unwrap();
     assert_eq!(engine.count("POST /volumes/create"), 2);
 }
 

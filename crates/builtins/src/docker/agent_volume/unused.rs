@@ -10,6 +10,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::{FILL_TIMEOUT, FILLER_SUFFIX, VOLUME_PREFIX, transfer};
 use crate::docker::create::MANAGED;
+use crate::docker::engine::reason;
 
 /// Age from which the volume of another version of the agent is removed. A younger volume is kept, because agents of both versions may use
 /// the engine.
@@ -19,12 +20,27 @@ const MAX_OTHER_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 ///
 /// The engine keeps a volume that a container uses. An agent whose volume was removed creates and fills it again.
 pub(super) async fn remove(engine: &Docker, own: &str) {
-    remove_fillers(engine).await;
-    remove_volumes(engine, own).await;
+    match engine_time(engine).await {
+        Ok(now) => {
+            remove_fillers(engine, now).await;
+            remove_volumes(engine, own, now).await;
+        }
+        Err(error) => tracing::warn!(
+            error,
+            "failed to read the clock of the engine, trying again to remove unused volumes of agents with the next version"
+        ),
+    }
+}
+
+/// Returns the time at the engine. The engine reports when an object was created, and its clock may differ from the clock of this machine.
+async fn engine_time(engine: &Docker) -> Result<OffsetDateTime, String> {
+    let info = engine.info().await.map_err(|error| reason(&error))?;
+    let text = info.system_time.unwrap_or_default();
+    OffsetDateTime::parse(&text, &Rfc3339).map_err(|error| format!("{text:?} is not a valid time: {error}"))
 }
 
 /// Removes the containers of agents that can no longer fill a volume. They would keep the volumes in use.
-async fn remove_fillers(engine: &Docker) {
+async fn remove_fillers(engine: &Docker, now: OffsetDateTime) {
     let options = ListContainersOptions { all: true, filters: Some(filters()), ..ListContainersOptions::default() };
     let found = match engine.list_containers(Some(options)).await {
         Ok(found) => found,
@@ -33,7 +49,7 @@ async fn remove_fillers(engine: &Docker) {
             return;
         }
     };
-    let newest = (OffsetDateTime::now_utc() - FILL_TIMEOUT).unix_timestamp();
+    let newest = (now - FILL_TIMEOUT).unix_timestamp();
     for container in found {
         let is_filler = |name: &String| {
             let name = name.trim_start_matches('/');
@@ -53,7 +69,7 @@ async fn remove_fillers(engine: &Docker) {
     }
 }
 
-async fn remove_volumes(engine: &Docker, own: &str) {
+async fn remove_volumes(engine: &Docker, own: &str, now: OffsetDateTime) {
     let options = ListVolumesOptions { filters: Some(filters()) };
     let found = match engine.list_volumes(Some(options)).await {
         Ok(found) => found.volumes.unwrap_or_default(),
@@ -62,7 +78,7 @@ async fn remove_volumes(engine: &Docker, own: &str) {
             return;
         }
     };
-    let oldest = OffsetDateTime::now_utc() - MAX_OTHER_AGE;
+    let oldest = now - MAX_OTHER_AGE;
     let is_old = |created: &str| OffsetDateTime::parse(created, &Rfc3339).is_ok_and(|created| created < oldest);
     for volume in found {
         let is_other = volume.name.starts_with(VOLUME_PREFIX) && volume.name != own;

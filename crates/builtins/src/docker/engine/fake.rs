@@ -34,6 +34,8 @@ impl Answer {
 /// An engine that answers each call as a function decides. `None` means that it never answers the call.
 pub(crate) struct FakeEngine {
     pub(crate) client: Docker,
+    /// URL of the engine.
+    pub(crate) host: String,
     calls: Arc<Mutex<Vec<String>>>,
     _serving: AbortOnDropHandle<()>,
     _dir: TempDir,
@@ -61,8 +63,14 @@ impl FakeEngine {
                 });
             }
         });
+        let host = format!("unix://{}", socket.display());
         let client = transport::client(Connector::new(Endpoint::Unix(socket)), CALL_TIMEOUT_S).unwrap().0;
-        Self { client, calls, _serving: AbortOnDropHandle::new(serving), _dir: dir }
+        Self { client, host, calls, _serving: AbortOnDropHandle::new(serving), _dir: dir }
+    }
+
+    /// Returns all calls.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        self.calls.lock().clone()
     }
 
     /// Returns how many calls begin with this text.

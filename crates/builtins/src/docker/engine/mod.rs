@@ -129,6 +129,11 @@ pub(crate) fn candidates() -> Vec<String> {
     endpoint::candidates(&Variables::of_process())
 }
 
+/// Returns the URL of the engine, for messages.
+pub(crate) fn location(settings: &DockerEngine) -> String {
+    Endpoint::new(settings, &Variables::of_process()).map_or_else(|_| settings.host.clone(), |(_, location)| location)
+}
+
 /// Returns whether the engine has a socket on this machine, so that it can mount files of this machine.
 ///
 /// # Errors

@@ -1,13 +1,11 @@
 //! Connections to a Docker Engine: through a command, and over TCP, TLS with certificates on both sides, and SSH.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use muster_test_prerequisites::DockerEngine as TestEngine;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixListener;
 
+use super::fake::{Answer, FakeEngine};
 use super::*;
 
 fn settings(host: String) -> DockerEngine {
@@ -159,36 +157,18 @@ async fn certificates_that_cannot_be_used_are_named() {
 
 #[tokio::test]
 async fn platform_of_an_engine_is_checked_once_and_its_answer_each_time() {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("engine.sock");
-    let paths = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let serving = tokio::spawn(answer(UnixListener::bind(&socket).unwrap(), Arc::clone(&paths)));
-    let settings = settings(format!("unix://{}", socket.display()));
+    let engine = FakeEngine::start(|call| match call {
+        "GET /version" => Some(Answer::json(200, r#"{"Os":"linux"}"#)),
+        _ => Some(Answer::json(200, "OK")),
+    });
+    let settings = settings(engine.host.clone());
     for _ in 0..3 {
         connect(&settings).await.unwrap();
     }
-    assert_eq!(*paths.lock(), ["/version", "/_ping", "/_ping"]);
-    serving.abort();
-    // Aborted, not failed.
-    serving.await.unwrap_err();
+    assert_eq!(engine.calls(), ["GET /version", "GET /_ping", "GET /_ping"]);
+    drop(engine);
     let error = connect(&settings).await.unwrap_err().to_string();
     assert!(error.contains("failed to reach the Docker engine at unix://"), "{error}");
-}
-
-/// Answers like an engine without containers, and records the paths of the requests.
-async fn answer(listener: UnixListener, paths: Arc<parking_lot::Mutex<Vec<String>>>) {
-    loop {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let mut request = Vec::new();
-        while !request.ends_with(b"\r\n\r\n") {
-            assert!(stream.read_buf(&mut request).await.unwrap() > 0);
-        }
-        let path = String::from_utf8(request).unwrap().split(' ').nth(1).unwrap().to_owned();
-        let body = if path == "/version" { r#"{"Os":"linux"}"# } else { "OK" };
-        paths.lock().push(path);
-        let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
-        stream.write_all((head + body).as_bytes()).await.unwrap();
-    }
 }
 
 #[test]

@@ -176,6 +176,31 @@ fn templates_come_from_the_configured_directory() {
     assert!(error.contains("switched off"), "{error}");
 }
 
+#[test]
+fn files_that_cannot_be_read_are_not_reported_as_missing() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    let directory = fixture.path("files");
+    std::fs::create_dir(&directory).unwrap();
+    std::os::unix::fs::symlink("loop.yml", directory.join("loop.yml")).unwrap();
+    let url = "https://ci.invalid/loop.yml".to_owned();
+    let config = IncludeConfig {
+        templates: Some(directory.clone()),
+        remotes: BTreeMap::from([(url.clone(), directory.join("loop.yml"))]),
+        projects: BTreeMap::from([("group/lib".to_owned(), directory.clone())]),
+        ..IncludeConfig::default()
+    };
+    let sources = fixture.sources(config, &runtime);
+    for target in [
+        IncludeTarget::Template { name: "loop.yml".to_owned() },
+        IncludeTarget::Remote { url },
+        IncludeTarget::Project { project: "group/lib".to_owned(), git_ref: None, path: "loop.yml".to_owned() },
+    ] {
+        let error = sources.read(&target).unwrap_err();
+        let expected = format!("failed to read `{}`: ", directory.join("loop.yml").display());
+        assert!(matches!(&error, SourceError::Unreachable(text) if text.starts_with(&expected)), "{target:?}: {error}");
+    }
+}
+
 /// Serves routes on a free port of this machine, until `runtime` is dropped.
 fn serve(runtime: &tokio::runtime::Runtime, routes: axum::Router) -> String {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();

@@ -1,7 +1,5 @@
 //! Paths through a pipeline, selected jobs, and graphs that cannot be scheduled.
 
-use std::time::{Duration, Instant};
-
 use muster_coordinator::schedule::{Graph, GraphError, RunInterval, UnknownJob, critical_path, priority, select};
 use muster_pipeline::model::{Pipeline, When};
 
@@ -83,11 +81,9 @@ fn graphs_with_unsatisfiable_needs_are_rejected() {
     assert!(matches!(Graph::new(&outside), Err(GraphError::UnknownStage { .. })));
 }
 
-/// Schedules 5,000 jobs in 100 stages, half of them with needs. An optimized build needs a few milliseconds for this.
-///
-/// The limit is far above that. It only detects work that grows quadratically.
+/// Schedules 5,000 jobs in 100 stages, half of them with needs. Each job is enqueued once.
 #[test]
-fn scheduling_thousands_of_jobs_takes_linear_time() {
+fn thousands_of_jobs_are_scheduled() {
     let mut model = pipeline("s0:");
     model.stages = (0..100).map(|stage| format!("s{stage}")).collect();
     for stage in 0..100 {
@@ -106,7 +102,6 @@ fn scheduling_thousands_of_jobs_takes_linear_time() {
     }
     let graph = Graph::new(&model).unwrap();
     let mut engine = muster_coordinator::schedule::Engine::new();
-    let start = Instant::now();
     let pipeline = muster_job::PipelineId(1);
     let created = muster_coordinator::schedule::Event::PipelineCreated {
         pipeline,
@@ -114,16 +109,15 @@ fn scheduling_thousands_of_jobs_takes_linear_time() {
         options: muster_coordinator::schedule::PipelineOptions::default(),
     };
     let mut actions = engine.apply(created, 0).unwrap();
-    let mut done = 0;
+    let mut enqueued = std::collections::BTreeSet::new();
     while let Some(action) = actions.pop() {
         use muster_coordinator::schedule::{Action, Event, Outcome};
         if let Action::Enqueue { job } = action {
             actions.extend(engine.apply(Event::JobAssigned { job, supports_graceful_cancel: false }, 0).unwrap());
             actions.extend(engine.apply(Event::JobFinished { job, outcome: Outcome::Success }, 0).unwrap());
-            done += 1;
+            assert!(enqueued.insert(job), "{job} was enqueued twice");
         }
     }
-    assert_eq!(done, 5_000);
+    assert_eq!(enqueued.len(), 5_000);
     assert_eq!(engine.status(pipeline), Some(muster_job::JobStatus::Success));
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }

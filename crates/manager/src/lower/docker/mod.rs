@@ -27,8 +27,9 @@ use muster_agent_api::builtin::{
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::{DockerSettings, PreparedContainers, RunnerSettings};
 use muster_executor::Directories;
+use muster_job::is_loopback;
 use muster_runner_api::payload::JobPayload;
-use url::{Host, Url};
+use url::Url;
 
 use super::steps::JobParts;
 use super::{JobContext, LowerError, header, share};
@@ -355,13 +356,8 @@ fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
 
 /// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach without a relay. Empty for any other one.
 fn relay(coordinator: &Url) -> String {
-    let is_loopback = match coordinator.host() {
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.is_loopback(),
-        Some(Host::Domain(name)) => name == "localhost",
-        None => false,
-    };
-    let address = coordinator.host_str().zip(coordinator.port_or_known_default()).filter(|_| is_loopback);
+    let address = coordinator.host_str().zip(coordinator.port_or_known_default());
+    let address = address.filter(|(host, _)| is_loopback(host));
     address.map(|(host, port)| format!("{host}:{port}")).unwrap_or_default()
 }
 

@@ -57,7 +57,7 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
         let mut checkout = sources::checkout(payload, context, variables, settings, flags)?;
         if let Some(mirror) = mirror::git_mirror(payload, context, settings, parts.machine, &checkout) {
             checkout.mirror = Some(mirror::view_dir(&mirror, context));
-            mirror_step = Some(mirror::step(&mirror, settings));
+            mirror_step = Some(mirror::step(&mirror, payload, settings));
             mirror_volume = Some(mirror::volume(&mirror));
         }
         if !context.runner.uses_containers() {

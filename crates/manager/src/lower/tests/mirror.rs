@@ -82,6 +82,17 @@ fn container_has_only_the_view_and_cannot_write_to_it() {
 }
 
 #[test]
+fn mirror_leaves_half_of_the_time_for_the_checkout() {
+    let timeouts = |change: fn(&mut RunnerSettings)| {
+        let steps = lowered(change, json!({}));
+        let timeout = |name: &str| steps.iter().find(|step| step.name == name).unwrap().policy.timeout_ms;
+        (timeout("git_mirror"), timeout("get_sources"))
+    };
+    assert_eq!(timeouts(|runner| runner.get_sources_timeout = Some(Duration::from_secs(60))), (30_000, 60_000));
+    assert_eq!(timeouts(|_| ()), (1_800_000, 0), "the timeout of the job is an hour");
+}
+
+#[test]
 fn jobs_that_cannot_have_a_mirror_fetch_from_the_server() {
     let without = |steps: &[Step]| inputs::<GitMirror>(steps).is_none();
     assert!(without(&lowered(|runner| runner.git_mirror.enabled = false, json!({}))));

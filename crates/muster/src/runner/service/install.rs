@@ -1,8 +1,8 @@
 //! `install` and `uninstall`: writes or deletes the file of the systemd unit, and enables or disables the unit.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -112,9 +112,9 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     let directory = in_root(&scope.units()?);
     fs::create_dir_all(&directory).map_err(file("create the directory", &directory))?;
     let path = directory.join(unit_name(&args.service.service));
-    match OpenOptions::new().create_new(true).write(true).mode(0o644).open(&path) {
+    match create_file(&path, 0o644, &unit) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(ServiceError::Installed { path }),
-        opened => opened.and_then(|mut new| new.write_all(unit.as_bytes())).map_err(file("write", &path))?,
+        created => created.map_err(file("write", &path))?,
     }
     let temporary = (scope == Scope::System).then(|| directory.join(temporary_unit_name(&args.service.service)));
     let written = match &temporary {
@@ -198,10 +198,25 @@ fn create_config(path: &Path) -> io::Result<bool> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     }
-    match OpenOptions::new().create_new(true).write(true).mode(0o600).open(path) {
+    match create_file(path, 0o600, NEW_CONFIG) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        opened => opened?.write_all(NEW_CONFIG.as_bytes()).map(|()| true),
+        created => created.map(|()| true),
     }
+}
+
+/// Creates a file with this content. If that fails, for example because the disk is full, there is no file.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`] if the file exists. It is not changed.
+fn create_file(path: &Path, mode: u32, content: &str) -> io::Result<()> {
+    if path.exists() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    let mut file = tempfile::Builder::new()
+        .permissions(fs::Permissions::from_mode(mode))
+        .tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
+    file.write_all(content.as_bytes())?;
+    file.persist_noclobber(path).map(drop).map_err(|error| error.error)
 }
 
 fn non_empty(name: Option<&str>) -> Option<&str> {

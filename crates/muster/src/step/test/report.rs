@@ -25,7 +25,11 @@ pub(super) fn finished(verdicts: &[Verdict], time: Duration) -> bool {
         ui::out("\nfailures:\n");
     }
     for verdict in &failed {
-        ui::out(&format!("\n---- {} ----\n{}", verdict.case.title(), details(verdict)));
+        ui::out(&format!("\n---- {} ----\n{}", verdict.case.title(), mismatches(verdict)));
+        if !verdict.log.is_empty() {
+            let log: String = verdict.log.lines().map(|line| format!("    {line}\n")).collect();
+            ui::out(&format!("log:\n{log}"));
+        }
     }
     let (style, word) = if failed.is_empty() { (ui::GOOD, "ok") } else { (ui::BAD, "FAILED") };
     let passed = verdicts.len() - failed.len();
@@ -34,16 +38,10 @@ pub(super) fn finished(verdicts: &[Verdict], time: Duration) -> bool {
     failed == 0
 }
 
-/// Returns the differences of a failed test, and its log.
-fn details(verdict: &Verdict) -> String {
+/// Returns the differences of a failed test.
+fn mismatches(verdict: &Verdict) -> String {
     let path = verdict.case.path.display();
-    let mut text: String =
-        verdict.mismatches.iter().map(|mismatch| format!("{path}:{}: {}\n", mismatch.line, mismatch.message)).collect();
-    if !verdict.log.is_empty() {
-        text.push_str("log:\n");
-        text.extend(verdict.log.lines().map(|line| format!("    {line}\n")));
-    }
-    text
+    verdict.mismatches.iter().map(|mismatch| format!("{path}:{}: {}\n", mismatch.line, mismatch.message)).collect()
 }
 
 /// Returns the report as JUnit XML, with one suite for each test file.
@@ -57,7 +55,7 @@ pub(super) fn junit(verdicts: &[Verdict]) -> String {
             time: verdict.duration,
             outcome: match verdict.mismatches.first() {
                 None => Outcome::Passed,
-                Some(first) => Outcome::Failed { message: first.message.clone(), details: details(verdict) },
+                Some(first) => Outcome::Failed { message: first.message.clone(), details: mismatches(verdict) },
             },
             output: verdict.log.clone(),
         };

@@ -152,6 +152,27 @@ fn user_service_is_installed_for_the_user() {
 }
 
 #[test]
+fn install_leaves_no_part_of_a_unit_if_it_cannot_be_written() {
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    let install = ["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner"];
+    // No file can have content, as on a full disk.
+    let limited = "ulimit -f 0; trap '' XFSZ; exec \"$0\" \"$@\"";
+    let command = home.command(&install);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited]).arg(command.get_program()).args(command.get_args());
+    shell.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let config = root.join("etc/gitlab-runner/config.toml");
+    std::fs::create_dir_all(config.parent().unwrap()).unwrap();
+    CommandResult::of(shell.output().unwrap()).check(1, &["failed to write", "config.toml", "File too large"]);
+    std::fs::write(&config, "concurrent = 1\n").unwrap();
+    CommandResult::of(shell.output().unwrap())
+        .check(1, &["failed to write", "gitlab-runner.service", "File too large"]);
+    assert_eq!(std::fs::read_dir(root.join("etc/systemd/system")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(config.parent().unwrap()).unwrap().count(), 1);
+}
+
+#[test]
 fn install_requires_exactly_one_user_flag() {
     let home = home_with_systemctl("");
     let root = home.path("image");

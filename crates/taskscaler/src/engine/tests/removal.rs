@@ -7,7 +7,7 @@ use crate::decision::DecisionKind;
 use crate::event::{Action, Event};
 use crate::forecast::ForecastConfig;
 use crate::policy::Policies;
-use crate::types::{RemovalReason, SlotRequest};
+use crate::types::{LossReason, RemovalReason, SlotRequest};
 use muster_fleeting::model::InstanceState;
 
 /// Returns a fixture with one idle instance of at most three, and this idle time.
@@ -101,6 +101,16 @@ fn instance_missing_from_one_list_is_not_lost() {
     fixture.clouds[0] = removed;
     fixture.seconds(120);
     assert!(fixture.lost.is_empty(), "V11: a single list without it has no effect");
+}
+
+#[test]
+fn lost_instance_that_was_adopted_is_not_reported_as_lost_by_a_restart() {
+    let mut fixture = adopted(config(3, 1), &["a"]);
+    fixture.acquire("1");
+    fixture.clouds[0].clear();
+    fixture.seconds(70);
+    assert_eq!(fixture.lost, [key("1")]);
+    assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Lost { reason: LossReason::Missing, .. })));
 }
 
 #[test]

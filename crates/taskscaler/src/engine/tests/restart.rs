@@ -14,8 +14,7 @@ use crate::event::{Action, Event};
 use crate::ledger::{Row, RowKey};
 use crate::policy::Policies;
 use crate::time::{Now, Time};
-use crate::types::ResourceRequest;
-use crate::types::{SlotRequest, StickyContextId};
+use crate::types::{LossReason, ResourceRequest, SlotRequest, StickyContextId};
 
 /// Writes the changed rows to the ledger.
 fn store_changes(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
@@ -44,6 +43,28 @@ fn restarted_at(now: Now, mut fixture: Fixture, config: Config) -> Fixture {
     let mut next = Fixture::from_engine_at(now, engine, cloud);
     next.created = fixture.created;
     next
+}
+
+#[test]
+fn only_an_instance_that_was_not_found_after_the_restart_is_reported_as_lost_by_it() {
+    for (is_found, expected) in [(false, LossReason::MissingAfterRestart), (true, LossReason::Missing)] {
+        let config = config(2, 1);
+        let mut fixture = Fixture::new(config.clone());
+        fixture.acquire("1");
+        fixture.seconds(31);
+        if !is_found {
+            fixture.clouds[0].clear();
+        }
+        let mut fixture = restarted(fixture, config);
+        fixture.engine.claim(&key("1")).unwrap();
+        fixture.handle(Event::ClaimsComplete);
+        fixture.seconds(61);
+        fixture.clouds[0].clear();
+        fixture.seconds(200);
+        let is_expected =
+            |kind: &DecisionKind| matches!(kind, DecisionKind::Lost { reason, .. } if *reason == expected);
+        assert!(fixture.decided(is_expected), "{expected:?}");
+    }
 }
 
 #[test]
