@@ -124,7 +124,7 @@ impl AgentVolume {
     /// Returns a volume with this name, which is not created.
     #[cfg(test)]
     pub(super) fn named(name: &str) -> Self {
-        Self { name: name.to_owned(), identity: String::new(), bytes: 0 }
+        Self { engine: String::new(), name: name.to_owned(), identity: String::new(), bytes: 0 }
     }
 
     /// Fills the volume unless it is complete.

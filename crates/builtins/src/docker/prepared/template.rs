@@ -105,7 +105,7 @@ impl Template {
         job.build.labels.insert(EXPIRES.to_owned(), expires.to_string());
         let objects = Objects::from_job(&job)?;
         let engine = engine::connect(&job.engine).await?;
-        let agent = agent_volume::create(&engine, &job.engine.host).await?;
+        let agent = agent_volume::create(&engine, engine::location(&job.engine)).await?;
         for volume in job.volumes.iter().filter(|volume| create::is_named(volume)) {
             create::volume(&engine, &job, volume).await?;
         }
