@@ -148,7 +148,7 @@ struct GitlabRunner(Child);
 
 impl GitlabRunner {
     fn run(program: &Path, harness: &Harness, store: &Server) -> Self {
-        let (home, config_file) = (harness.home.path("gitlab-runner"), harness.home.path("gitlab-runner.toml"));
+        let (home, config_file) = (harness.home.path("stock-runner"), harness.home.path("gitlab-runner.toml"));
         std::fs::create_dir(&home).unwrap();
         std::fs::write(&config_file, config(harness, store, "").replace("\"sh\"", "\"bash\"")).unwrap();
         let mut command = Command::new(program);
