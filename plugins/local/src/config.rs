@@ -37,7 +37,7 @@ pub(crate) struct Config {
     pub(crate) acceptance_rate: f64,
     /// Duration of a request for instances in milliseconds.
     pub(crate) request_delay_ms: u64,
-    /// Number of requests that fail after the plugin has started. Later requests are not affected.
+    /// Number of the first requests after the start of the plugin that fail. Later requests are not affected.
     pub(crate) request_failures: u32,
     /// Fraction of requests that fail, from 0 to 1.
     pub(crate) request_failure_rate: f64,
@@ -62,9 +62,10 @@ pub(crate) struct Config {
     pub(crate) max_cpus: f64,
     /// Limit for the number of processes of an instance, by cgroup. 0 means no limit.
     pub(crate) max_processes: u32,
-    /// Program to run on this host before each job, with its first arguments. The instance and the job follow.
+    /// Program to run on this host before each job, with its first arguments. The instance's name and the job's key are
+    /// its last arguments. Empty means none.
     pub(crate) prepare_command: Vec<String>,
-    /// Program to run on this host after each job. The arguments are those of `prepare_command`.
+    /// Program to run on this host after each job, with the same last arguments as `prepare_command`. Empty means none.
     pub(crate) finish_command: Vec<String>,
     /// Seed of the random generator. 0 means a different seed for each start.
     pub(crate) seed: u64,
