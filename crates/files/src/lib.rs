@@ -8,6 +8,7 @@
 //! - [`read`], [`read_in`], [`read_tail`] and [`run_blocking`] use threads for blocking calls, and fail after [`READ_TIMEOUT`].
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can
 //!   enter or replace a directory.
+//! - [`replace`] writes a whole file, which no reader ever finds incomplete.
 //! - [`remove_tree`] removes a directory of any depth.
 //! - [`DiskUsage`] measures the disk space that a directory uses, whatever the directory contains.
 //! - [`listen`] binds a socket that no other user can connect to at any time.
@@ -15,6 +16,7 @@
 mod directory;
 mod regular;
 mod remove;
+mod replace;
 mod socket;
 mod usage;
 
@@ -24,5 +26,6 @@ pub use regular::{
     read_open, read_tail, run_blocking,
 };
 pub use remove::{remove_locked_tree, remove_tree};
+pub use replace::replace;
 pub use socket::listen;
 pub use usage::{DiskUsage, Unmeasured};

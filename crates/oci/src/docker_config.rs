@@ -1,8 +1,5 @@
 //! Docker's credentials: `config.json` in `DOCKER_CONFIG` or `~/.docker`, and credential helpers.
 
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -106,14 +103,7 @@ impl DockerConfig {
         let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let directory = path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(directory)?;
-        let mut temporary = tempfile::Builder::new()
-            .prefix(".config.json.")
-            .permissions(std::fs::Permissions::from_mode(0o600))
-            .tempfile_in(directory)?;
-        temporary.write_all(serde_json::to_string_pretty(config)?.as_bytes())?;
-        temporary.as_file().sync_all()?;
-        temporary.persist(&path).map_err(|error| error.error)?;
-        File::open(directory)?.sync_all()
+        muster_files::replace(&path, 0o600, serde_json::to_string_pretty(config)?.as_bytes())
     }
 
     fn invalid(&self, problem: String) -> CredentialsError {

@@ -1,9 +1,7 @@
 //! The lock file: digests of the content that was installed under each version.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -103,14 +101,7 @@ impl LockFile {
             .sort_by(|a, b| (&a.repository, &a.version, &a.platform).cmp(&(&b.repository, &b.version, &b.platform)));
         let write = || {
             let text = toml::to_string_pretty(self).map_err(io::Error::other)?;
-            let directory = path.parent().unwrap_or(Path::new("."));
-            let mut temporary = tempfile::Builder::new().prefix(".lock-").tempfile_in(directory)?;
-            temporary.write_all(HEADER.as_bytes())?;
-            temporary.write_all(text.as_bytes())?;
-            temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-            temporary.as_file().sync_all()?;
-            temporary.persist(path).map_err(|error| error.error)?;
-            File::open(directory)?.sync_all()
+            muster_files::replace(path, mode, format!("{HEADER}{text}").as_bytes())
         };
         write().map_err(|source| LockFileError::File { path: path.to_owned(), operation: "write", source })
     }

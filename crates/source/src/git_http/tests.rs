@@ -1,6 +1,6 @@
 //! Tests of the routes from which gitlab-runner clones.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::*;
@@ -29,14 +29,20 @@ async fn serve(snapshot: &Snapshot) -> String {
     address.to_string()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn git_clones_over_http_only_with_the_token_of_a_job() {
-    let home = tempfile::tempdir().unwrap();
-    let app = home.path().join("app");
+/// Creates the repository `app` in a directory, with one committed file.
+fn repository(home: &Path) -> PathBuf {
+    let app = home.join("app");
     std::fs::create_dir(&app).unwrap();
     assert!(git(&app, &["init", "-q", "-b", "main"]));
     std::fs::write(app.join("a.yml"), "committed").unwrap();
     assert!(git(&app, &["add", "-A"]) && git(&app, &["commit", "-q", "-m", "x"]));
+    app
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn git_clones_over_http_only_with_the_token_of_a_job() {
+    let home = tempfile::tempdir().unwrap();
+    let app = repository(home.path());
     std::fs::write(app.join("a.yml"), "changed").unwrap();
     let snapshot = Snapshot::take(&app, &home.path().join("store")).unwrap();
     snapshot.pin(7000, Some("refs/heads/main")).unwrap();
@@ -64,11 +70,7 @@ async fn request_that_is_too_large_after_decompression_is_rejected() {
     use std::io::Write as _;
     use tokio::io::AsyncReadExt as _;
     let home = tempfile::tempdir().unwrap();
-    let app = home.path().join("app");
-    std::fs::create_dir(&app).unwrap();
-    assert!(git(&app, &["init", "-q", "-b", "main"]));
-    std::fs::write(app.join("a.yml"), "committed").unwrap();
-    assert!(git(&app, &["add", "-A"]) && git(&app, &["commit", "-q", "-m", "x"]));
+    let app = repository(home.path());
     let address = serve(&Snapshot::take(&app, &home.path().join("store")).unwrap()).await;
 
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

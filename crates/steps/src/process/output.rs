@@ -68,7 +68,8 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
             return;
         }
     };
-    let mut is_large = false;
+    let mut last_length = 0;
+    let mut has_large_pipe = false;
     while pipe.readable().await.is_ok() {
         let copy_piece = || {
             READ_BUFFER.with_borrow_mut(|buffer| {
@@ -77,14 +78,15 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
                 io::Result::Ok(length)
             })
         };
-        let length = if is_large { beside_other_tasks(copy_piece) } else { copy_piece() };
+        let length = if last_length >= LARGE_PIECE_BYTES { beside_other_tasks(copy_piece) } else { copy_piece() };
         match length {
             Ok(0) => return,
             Ok(length) => {
                 read.send_replace(());
+                last_length = length;
                 if length >= LARGE_PIECE_BYTES {
-                    if !is_large {
-                        is_large = true;
+                    if !has_large_pipe {
+                        has_large_pipe = true;
                         // Fails if the user's pipes need too much memory already. The pipe then keeps its size.
                         let _ = fcntl_setpipe_size(&pipe, LARGE_PIPE_BYTES);
                     }

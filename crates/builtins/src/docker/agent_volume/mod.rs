@@ -121,7 +121,7 @@ struct OtherAgent {
 }
 
 impl AgentVolume {
-    /// Returns a volume with this name, which is not created.
+    /// Returns a volume with this name, without creating it.
     #[cfg(test)]
     pub(super) fn named(name: &str) -> Self {
         Self { engine: String::new(), name: name.to_owned(), identity: String::new(), bytes: 0 }

@@ -102,9 +102,7 @@ impl Record {
 
     fn store(&self, content: &Content) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let new = path.with_extension("new");
-        std::fs::write(&new, serde_json::to_vec(content)?)?;
-        std::fs::rename(&new, path)
+        muster_files::replace(path, 0o600, &serde_json::to_vec(content)?)
     }
 }
 

@@ -64,7 +64,7 @@ impl Host {
         hosts
     }
 
-    /// Starts an agent that uses an engine of its own, which the test can crash. `None` means that no engine can run here.
+    /// Starts an engine that no other test uses, and an agent for it. The test can crash the engine. `None` means that no engine can run here.
     pub(crate) async fn start_on_isolated_engine() -> Option<Self> {
         // The engine ends with the process of the tests.
         Self::beside(Box::leak(Box::new(TestEngine::isolated()?)), &OnceLock::new()).await
