@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use super::quota::JobQuota;
 
 /// Maximum number of bytes of a chunk for a reader.
-const CHUNK_BYTES: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 512 * 1024;
 
 thread_local! {
     /// Memory for the chunks of all readers. It is used again as soon as the chunks were sent.

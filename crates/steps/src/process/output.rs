@@ -21,11 +21,11 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once.
-const READ_BUFFER_BYTES: usize = 128 * 1024;
+const READ_BUFFER_BYTES: usize = 256 * 1024;
 /// Length of a piece of output after which other tasks run. A process that prints such pieces gets a larger pipe, so that it waits less.
 const LARGE_PIECE_BYTES: usize = 32 * 1024;
 /// Size of a large pipe.
-const LARGE_PIPE_BYTES: usize = 256 * 1024;
+const LARGE_PIPE_BYTES: usize = 1024 * 1024;
 
 thread_local! {
     /// Buffer for the output of all processes: most of them print little, so a buffer for each would be most of the memory of a job.
