@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use crate::log::{Log, Stream};
 use crate::style;
 
-/// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning, until the log has shown half of it. The
-/// file can become larger, because what the log has shown already is not removed from it.
+/// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning. The file can become larger, because what
+/// the log has shown already is not removed from it.
 const MAX_WAITING_BYTES: u64 = 256 * 1024 * 1024;
 /// Size in bytes of the header of a record in the file: the kind and the length of its content.
 const HEADER_BYTES: usize = 5;
@@ -31,7 +31,6 @@ pub(super) struct Turns {
     inner: Arc<dyn Log>,
     /// Directory for the files with waiting output.
     temp_dir: PathBuf,
-    max_waiting_bytes: u64,
     state: Mutex<State>,
 }
 
@@ -51,10 +50,8 @@ struct Waiting {
     written: u64,
     /// Number of bytes of the file that were copied to the log.
     read: u64,
-    /// Whether further output is dropped, because too much waits.
+    /// Whether further output is dropped.
     is_full: bool,
-    /// Whether the file could not be written. All further output is dropped, because the last record may be incomplete.
-    is_broken: bool,
     has_ended: bool,
 }
 
@@ -75,8 +72,7 @@ impl Turns {
     /// Creates the logs of this number of steps. Their output is written to `inner`.
     pub(super) fn new(inner: Arc<dyn Log>, temp_dir: PathBuf, steps: usize) -> Arc<Self> {
         let steps = std::iter::repeat_with(Waiting::default).take(steps).collect();
-        let state = Mutex::new(State { current: 0, is_replayed: false, steps });
-        Arc::new(Self { inner, temp_dir, max_waiting_bytes: MAX_WAITING_BYTES, state })
+        Arc::new(Self { inner, temp_dir, state: Mutex::new(State { current: 0, is_replayed: false, steps }) })
     }
 
     /// Returns the log of a step.
@@ -93,7 +89,7 @@ impl Turns {
         while is_replaying {
             let piece = {
                 let mut state = self.state.lock();
-                let piece = state.next_piece(self.max_waiting_bytes);
+                let piece = state.next_piece();
                 is_replaying = state.is_replayed;
                 piece
             };
@@ -112,8 +108,9 @@ impl Turns {
         let State { current, is_replayed, .. } = *state;
         let waiting = state.steps.get_mut(step).filter(|_| step > current || (step == current && is_replayed));
         let Some(waiting) = waiting else { return self.write(record) };
-        if let Err(error) = waiting.add(record, &self.temp_dir, self.max_waiting_bytes) {
-            waiting.is_broken = true;
+        if let Err(error) = waiting.add(record, &self.temp_dir) {
+            // A record may be incomplete, so nothing is written after it.
+            waiting.is_full = true;
             self.warn(&format!("failed to store the output of a parallel step: {error}; the log lacks a part of it"));
         }
     }
@@ -162,10 +159,9 @@ impl State {
     }
 
     /// Returns the next records of the file that is copied. At its end, the output of the step is written immediately, and there are none.
-    fn next_piece(&mut self, max_waiting_bytes: u64) -> io::Result<Vec<u8>> {
+    fn next_piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(step) = self.steps.get_mut(self.current) else { return Ok(Vec::new()) };
         let piece = step.next_piece();
-        step.is_full &= step.waiting_bytes() > max_waiting_bytes / 2;
         if !matches!(&piece, Ok(records) if !records.is_empty()) {
             step.file = None;
             self.is_replayed = false;
@@ -176,8 +172,8 @@ impl State {
 }
 
 impl Waiting {
-    fn add(&mut self, record: Record<'_>, temp_dir: &Path, max_waiting_bytes: u64) -> io::Result<()> {
-        if self.is_full || self.is_broken {
+    fn add(&mut self, record: Record<'_>, temp_dir: &Path) -> io::Result<()> {
+        if self.is_full {
             return Ok(());
         }
         let (kind, bytes) = match record {
@@ -186,20 +182,15 @@ impl Waiting {
             Record::EndLines => (2, &[][..]),
         };
         self.append(kind, bytes, temp_dir)?;
-        if self.waiting_bytes() <= max_waiting_bytes {
+        if self.written - self.read <= MAX_WAITING_BYTES {
             return Ok(());
         }
         self.is_full = true;
-        let megabytes = max_waiting_bytes / 1024 / 1024;
+        let megabytes = MAX_WAITING_BYTES / 1024 / 1024;
         let message = format!(
-            "the step wrote more than {megabytes} MiB that the log has not shown yet; its output is dropped until the log has shown half of it"
+            "the step wrote more than {megabytes} MiB that the log has not shown yet; its output is dropped until the log shows them"
         );
         self.append(0, style::warning(&message).as_bytes(), temp_dir)
-    }
-
-    /// Returns the number of bytes that the log has not shown yet.
-    fn waiting_bytes(&self) -> u64 {
-        self.written - self.read
     }
 
     fn append(&mut self, kind: u8, bytes: &[u8], temp_dir: &Path) -> io::Result<()> {
@@ -219,7 +210,7 @@ impl Waiting {
     /// Returns the next complete records of the file. Empty at the end of the file.
     fn next_piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(file) = &self.file else { return Ok(Vec::new()) };
-        let left = usize::try_from(self.waiting_bytes()).unwrap_or(usize::MAX);
+        let left = usize::try_from(self.written - self.read).unwrap_or(usize::MAX);
         let mut piece = vec![0; left.min(PIECE_BYTES)];
         file.read_exact_at(&mut piece, self.read)?;
         let mut rest = &piece[..];
@@ -297,34 +288,6 @@ mod tests {
         assert_eq!(*memory.0.lock(), "first\nsecond|live");
         turns.end(1).await;
         assert_eq!(*memory.0.lock(), "first\nsecond|livethird\n");
-    }
-
-    #[tokio::test]
-    async fn output_is_accepted_again_while_the_log_shows_what_waited() {
-        let memory = Arc::new(MemoryLog::default());
-        let dir = tempfile::tempdir().unwrap();
-        let mut turns = Turns::new(Arc::<MemoryLog>::clone(&memory), dir.path().to_owned(), 2);
-        Arc::get_mut(&mut turns).unwrap().max_waiting_bytes = 1024 * 1024;
-        let second = turns.log(1);
-        for _ in 0..2048 {
-            second.write(Stream::Output, &[b'x'; 1024]);
-        }
-        let has_shown = |part: usize| memory.0.lock().len() > 1024 * 1024 / 4 * part;
-        let others = async {
-            while !has_shown(1) {
-                tokio::task::yield_now().await;
-            }
-            second.write(Stream::Output, b"dropped\n");
-            while !has_shown(3) {
-                tokio::task::yield_now().await;
-            }
-            second.write(Stream::Output, b"accepted\n");
-            assert!(has_shown(3) && !has_shown(4), "the log has shown everything already");
-        };
-        tokio::join!(turns.end(0), others);
-        let log = memory.0.lock();
-        assert_eq!(log.matches("its output is dropped").count(), 1);
-        assert!(log.ends_with("accepted\n") && !log.contains("dropped\n"), "{}", &log[1024 * 1024..]);
     }
 
     #[tokio::test]
