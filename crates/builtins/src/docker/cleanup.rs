@@ -61,6 +61,17 @@ impl Objects {
         }
     }
 
+    /// Adds volumes whose names do not follow from the inputs of the step.
+    pub(super) fn with_volumes(mut self, names: impl IntoIterator<Item = String>) -> Self {
+        self.volumes.extend(names);
+        self
+    }
+
+    /// Returns the names of all volumes.
+    pub(super) fn volumes(&self) -> &[String] {
+        &self.volumes
+    }
+
     /// Removes the objects. An object that does not exist is not an error.
     ///
     /// If the engine does not answer, for example because it is restarting, tries again until the time limit.

@@ -126,10 +126,13 @@ async fn create_all(
     let images = Images::new(engine, &job.credentials, &print, stop);
     let agent = agent_volume::create(engine, engine::location(&job.engine)).await?;
     let mut resolved = None;
+    if job.prepared.is_none() {
+        facts.prepared.end_policy(job);
+    }
     if prepared::is_suitable(job) {
         let image = images.ensure(&job.build.image).await?;
         fail_if_stopped(stop)?;
-        let taken = prepared::take(engine, job, objects, &image, &agent, facts.prepared, &**log).await?;
+        let taken = prepared::take(engine, job, objects, &image, &agent, facts, stop).await?;
         fail_if_stopped(stop)?;
         if let Some(container) = taken {
             stoppable(stop, owner::adopt(engine, job, container.id(), &image, &**log)).await?;

@@ -141,18 +141,24 @@ impl Container {
         self
     }
 
-    /// Returns the container as that of a job that has just taken it. The container already has the name of the job.
+    /// Returns the container as that of a job that has just taken it. The container already has the name of the job, and its anonymous
+    /// volumes are removed with the objects of the job.
     pub(super) fn for_job(mut self, job: &DockerContainer, objects: Objects) -> Self {
         self.name.clone_from(&job.build.name);
         self.image.clone_from(&job.build.image.name);
         self.project_dir = job.project_dir.clone().into();
-        self.objects = objects;
+        self.objects = objects.with_volumes(self.objects.volumes().to_vec());
         self
     }
 
     /// Returns whether the container is known to have ended.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.borrow().is_some()
+    }
+
+    /// Returns the names of the volumes that exist only for this container.
+    pub(super) fn volumes(&self) -> &[String] {
+        self.objects.volumes()
     }
 
     /// Returns the client of the engine.

@@ -10,7 +10,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::{FILL_TIMEOUT, FILLER_SUFFIX, VOLUME_PREFIX, transfer};
 use crate::docker::create::MANAGED;
-use crate::docker::engine::reason;
+use crate::docker::engine::time_at_engine;
 
 /// Age from which the volume of another version of the agent is removed. A younger volume is kept, because agents of both versions may use
 /// the engine.
@@ -20,7 +20,7 @@ const MAX_OTHER_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 ///
 /// The engine keeps a volume that a container uses. An agent whose volume was removed creates and fills it again.
 pub(super) async fn remove(engine: &Docker, own: &str) {
-    match engine_time(engine).await {
+    match time_at_engine(engine).await {
         Ok(now) => {
             remove_fillers(engine, now).await;
             remove_volumes(engine, own, now).await;
@@ -30,13 +30,6 @@ pub(super) async fn remove(engine: &Docker, own: &str) {
             "failed to read the clock of the engine, trying again to remove unused volumes of agents with the next version"
         ),
     }
-}
-
-/// Returns the time at the engine. The engine reports when an object was created, and its clock may differ from the clock of this machine.
-async fn engine_time(engine: &Docker) -> Result<OffsetDateTime, String> {
-    let info = engine.info().await.map_err(|error| reason(&error))?;
-    let text = info.system_time.unwrap_or_default();
-    OffsetDateTime::parse(&text, &Rfc3339).map_err(|error| format!("{text:?} is not a valid time: {error}"))
 }
 
 /// Removes the containers of agents that can no longer fill a volume. They would keep the volumes in use.

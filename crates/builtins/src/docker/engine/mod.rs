@@ -18,6 +18,8 @@ use bollard::errors::Error as ApiError;
 use muster_agent_api::builtin::DockerEngine;
 use muster_job::error_chain;
 use muster_steps::failure::Failure;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use endpoint::{Endpoint, Variables};
 pub(crate) use inspect::inspect_container;
@@ -140,6 +142,16 @@ pub(crate) fn location(settings: &DockerEngine) -> String {
 /// [`EngineError`] if the settings are wrong.
 pub(crate) fn is_local(settings: &DockerEngine) -> Result<bool, EngineError> {
     Ok(matches!(Endpoint::new(settings, &Variables::of_process())?.0, Endpoint::Unix(_)))
+}
+
+/// Returns the time at the engine. The engine reports when an object was created, and its clock may differ from the clock of this machine.
+///
+/// # Errors
+/// The reason why the time is not known.
+pub(crate) async fn time_at_engine(engine: &Docker) -> Result<OffsetDateTime, String> {
+    let info = engine.info().await.map_err(|error| reason(&error))?;
+    let text = info.system_time.unwrap_or_default();
+    OffsetDateTime::parse(&text, &Rfc3339).map_err(|error| format!("{text:?} is not a valid time: {error}"))
 }
 
 /// Returns the reason for a failed call, without the generic text around it.

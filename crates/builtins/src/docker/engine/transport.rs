@@ -40,6 +40,8 @@ impl UnansweredCreation {
     fn watch(&self, request: &BollardRequest) -> Option<CreationGuard> {
         let path = request.uri().path();
         let creates = path.ends_with("/create") && !path.ends_with("/images/create");
+        // A prepared container belongs to a job from its renaming on.
+        let creates = creates || path.ends_with("/rename");
         creates.then(|| CreationGuard { unanswered: self.clone(), is_answered: false })
     }
 }

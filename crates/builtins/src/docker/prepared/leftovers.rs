@@ -5,21 +5,25 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bollard::query_parameters::{ListContainersOptions, RemoveContainerOptions};
+use bollard::Docker;
+use bollard::query_parameters::{ListContainersOptions, RemoveContainerOptions, RemoveVolumeOptions};
+use futures::future::join_all;
 use muster_agent_api::builtin::DockerEngine;
 use parking_lot::Mutex;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
+use tokio::time::timeout;
 
 use super::super::create::MANAGED;
-use super::super::engine::{self, is_conflict, is_not_found, reason};
-use super::template::EXPIRES;
+use super::super::engine::{self, is_not_found, reason, time_at_engine};
+use super::template::MAX_IDLE;
 
 /// Beginning of the names of all containers that wait for a job.
 const PREFIX: &str = "muster-prepared-";
-/// Time after its expiry from which an agent removes a container of another agent. The clocks of their machines may differ.
-const EXPIRY_MARGIN: Duration = Duration::from_secs(300);
+/// Seconds for which an agent keeps an expired container of another agent. That agent, if it still runs, removes the container earlier.
+const EXPIRY_MARGIN_S: i64 = 300;
+/// Maximum time of one attempt to remove containers.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Record of the agent's containers, which outlives the agent.
 #[derive(Debug)]
@@ -106,44 +110,138 @@ impl Record {
     }
 }
 
-/// Removes the agent's containers whose names are not in `known`, and containers of other agents that have expired.
+/// Removes the agent's containers whose names are not in `known`, and containers of other agents that have expired. Then removes `volumes`.
+///
+/// Containers are removed by their names. So a container that a job has renamed since then is not removed.
 ///
 /// # Errors
-/// The reason why a container may remain.
-pub(super) async fn remove(settings: &DockerEngine, own_prefix: &str, known: &BTreeSet<String>) -> Result<(), String> {
+/// The reason why a container may remain, with the engine.
+pub(super) async fn remove(
+    settings: &DockerEngine,
+    own_prefix: &str,
+    known: &BTreeSet<String>,
+    volumes: &[String],
+) -> Result<(), String> {
+    let attempt = timeout(ATTEMPT_TIMEOUT, try_remove(settings, own_prefix, known, volumes)).await;
+    let late = |_| format!("the engine did not answer within {} s", ATTEMPT_TIMEOUT.as_secs());
+    let removed = attempt.map_err(late).and_then(|removed| removed);
+    removed.map_err(|problem| {
+        let location = engine::location(settings);
+        format!("containers with the prefix {own_prefix} at the engine {location} may remain: {problem}")
+    })
+}
+
+async fn try_remove(
+    settings: &DockerEngine,
+    own_prefix: &str,
+    known: &BTreeSet<String>,
+    volumes: &[String],
+) -> Result<(), String> {
     let engine = engine::connect(settings).await.map_err(|error| error.to_string())?;
     let filters = [("name", PREFIX.to_owned()), ("label", format!("{}={}", MANAGED.0, MANAGED.1))];
     let filters: HashMap<_, _> = filters.map(|(name, value)| (name.to_owned(), vec![value])).into();
     let options = ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
     let found = engine.list_containers(Some(options)).await.map_err(|error| reason(&error))?;
-    let oldest = (OffsetDateTime::now_utc() - EXPIRY_MARGIN).unix_timestamp();
-    let mut problem = Ok(());
+    let now = time_at_engine(&engine).await?.unix_timestamp();
+    let mut names_to_remove = Vec::new();
     for container in found {
         let names = container.names.unwrap_or_default();
         let Some(name) = names.iter().map(|name| name.trim_start_matches('/')).find(|name| name.starts_with(PREFIX))
         else {
             continue;
         };
-        let expires = container.labels.as_ref().and_then(|labels| labels.get(EXPIRES)?.parse().ok());
+        let max_idle = container.labels.as_ref().and_then(|labels| labels.get(MAX_IDLE)?.parse::<i64>().ok());
+        let expires = container.created.zip(max_idle).map(|(created, max_idle)| created.saturating_add(max_idle));
         let is_left = if name.starts_with(own_prefix) {
             !known.contains(name)
         } else {
-            expires.is_some_and(|expires: i64| expires < oldest)
+            expires.is_some_and(|expires| expires.saturating_add(EXPIRY_MARGIN_S) < now)
         };
-        let Some(id) = container.id.filter(|_| is_left) else { continue };
-        let force = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
-        match engine.remove_container(&id, Some(force)).await {
-            Ok(()) => tracing::debug!(container = name, "prepared container removed"),
-            Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-            Err(error) => problem = Err(format!("{name}: {}", reason(&error))),
+        if is_left {
+            names_to_remove.push(name.to_owned());
         }
     }
-    problem
+    let removed = join_all(names_to_remove.iter().map(|name| remove_container(&engine, name))).await;
+    for volume in volumes {
+        // The engine has removed it with its container, unless somebody else removed the container.
+        let _ = engine.remove_volume(volume, None::<RemoveVolumeOptions>).await;
+    }
+    let problems: Vec<_> = removed.into_iter().filter_map(Result::err).collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems.join(", ")) }
+}
+
+async fn remove_container(engine: &Docker, name: &str) -> Result<(), String> {
+    let force = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
+    match engine.remove_container(name, Some(force)).await {
+        Ok(()) => tracing::debug!(container = name, "prepared container removed"),
+        Err(error) if is_not_found(&error) => {}
+        Err(error) => return Err(format!("{name} ({})", reason(&error))),
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::docker::engine::fake::{Answer, FakeEngine};
+
+    /// Answers as an engine at noon, which has these containers: name, seconds since noon at which it was created, and maximum idle time.
+    fn engine_with(containers: &'static [(&str, i64, i64)]) -> FakeEngine {
+        FakeEngine::start(move |call| {
+            let body = match call {
+                "GET /version" => r#"{"Os":"linux"}"#.to_owned(),
+                "GET /info" => r#"{"SystemTime":"1970-01-01T12:00:00Z"}"#.to_owned(),
+                "GET /containers/json" => {
+                    let noon = 12 * 60 * 60;
+                    let list = containers.iter().map(|(name, created, max_idle)| {
+                        let labels = serde_json::json!({ (MAX_IDLE): max_idle.to_string() });
+                        serde_json::json!({ "Id": name, "Names": [format!("/{name}")], "Created": noon + created, "Labels": labels })
+                    });
+                    list.collect::<serde_json::Value>().to_string()
+                }
+                "DELETE /containers/muster-prepared-own-stuck" => return None,
+                _ => return Some(Answer::json(204, "")),
+            };
+            Some(Answer::json(200, &body))
+        })
+    }
+
+    fn settings(engine: &FakeEngine) -> DockerEngine {
+        DockerEngine { host: engine.host.clone(), ..DockerEngine::default() }
+    }
+
+    #[tokio::test]
+    async fn own_containers_and_expired_containers_of_others_are_removed_by_name() {
+        let engine = engine_with(&[
+            ("muster-prepared-own-known", -10, 600),
+            ("muster-prepared-own-left", -10, 600),
+            ("muster-prepared-other-expired", -1000, 600),
+            ("muster-prepared-other-in-margin", -800, 600),
+            ("muster-prepared-other-fresh", -10, 600),
+            ("other-name", -10_000, 600),
+        ]);
+        let known = BTreeSet::from(["muster-prepared-own-known".to_owned()]);
+        remove(&settings(&engine), "muster-prepared-own-", &known, &["volume".to_owned()]).await.unwrap();
+        let mut removed: Vec<_> = engine.calls().into_iter().filter(|call| call.starts_with("DELETE")).collect();
+        removed.sort();
+        let expected = [
+            "DELETE /containers/muster-prepared-other-expired",
+            "DELETE /containers/muster-prepared-own-left",
+            "DELETE /volumes/volume",
+        ];
+        assert_eq!(removed, expected);
+    }
+
+    #[tokio::test]
+    async fn engine_that_stops_answering_is_named() {
+        let engine = engine_with(&[("muster-prepared-own-stuck", -10, 600)]);
+        let settings = settings(&engine);
+        // The connection has been made before the clock stands still, because the time jumps whenever the test waits.
+        engine::connect(&settings).await.unwrap();
+        tokio::time::pause();
+        let error = remove(&settings, "muster-prepared-own-", &BTreeSet::new(), &[]).await.unwrap_err();
+        assert!(error.contains("muster-prepared-own-") && error.contains(&engine.host), "{error}");
+    }
 
     #[test]
     fn next_agent_of_a_spool_has_the_same_prefix_and_knows_the_engines() {

@@ -16,27 +16,36 @@ mod pool;
 mod template;
 mod usage;
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use bollard::Docker;
 use bollard::query_parameters::RenameContainerOptions;
 use muster_agent_api::builtin::{DockerContainer, DockerVolume};
+use muster_agent_api::client::Reach;
 use muster_agent_api::container::MIRROR_DIR;
 use muster_steps::failure::Failure;
-use muster_steps::log::Log;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
+use tokio::time::timeout;
 
 use super::agent_volume::AgentVolume;
 use super::cleanup::Objects;
 use super::engine::{inspect_container, reason};
 use super::images::ResolvedImage;
 use super::target::Container;
-use super::{create, directories, network, print};
+use super::{JobFacts, create, directories, network, print, stoppable};
 pub use pool::PreparedContainers;
 use template::Template;
 
-/// Settings with which the engine reads the variables of a container when it starts, or creates anonymous volumes in its own way.
-const UNSUITABLE_SETTINGS: [&str; 3] = ["Runtime", "DeviceRequests", "VolumeDriver"];
+/// Settings that exclude a job. The engine reads the variables of the container when it starts, creates anonymous volumes in its own way, or
+/// looks up another container only once.
+const UNSUITABLE_SETTINGS: [&str; 5] = ["Runtime", "DeviceRequests", "VolumeDriver", "Links", "VolumesFrom"];
+/// Settings whose value can name another container.
+const NAMESPACE_SETTINGS: [&str; 2] = ["IpcMode", "PidMode"];
+/// Beginning of a value that names another container.
+const OTHER_CONTAINER: &str = "container:";
+/// Maximum time for which the agent of a waiting container may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns whether a job may take a prepared container, as far as its inputs show.
 ///
@@ -44,12 +53,16 @@ const UNSUITABLE_SETTINGS: [&str; 3] = ["Runtime", "DeviceRequests", "VolumeDriv
 /// example, create their containers themselves.
 pub(super) fn is_suitable(job: &DockerContainer) -> bool {
     let is_enabled = job.prepared.is_some_and(|policy| policy.max_containers > 0);
+    let settings = &job.build.host_config;
+    let of_namespaces = NAMESPACE_SETTINGS.iter().filter_map(|name| settings.get(*name)?.as_str().map(str::to_owned));
+    let depends_on_container = |mode: String| mode.starts_with(OTHER_CONTAINER);
     let has_own_settings = !job.services.is_empty()
         || !job.relay.is_empty()
         || job.keep_volumes
         || directories::is_read_only(job)
         || network::endpoint(&job.network, Vec::new(), &job.build.mac_address).is_some()
-        || UNSUITABLE_SETTINGS.iter().any(|name| job.build.host_config.contains_key(*name));
+        || UNSUITABLE_SETTINGS.iter().any(|name| settings.contains_key(*name))
+        || of_namespaces.chain(network::mode(&job.network)).any(depends_on_container);
     is_enabled && !has_own_settings && job.volumes.iter().all(is_suitable_volume)
 }
 
@@ -62,21 +75,22 @@ fn is_suitable_volume(volume: &DockerVolume) -> bool {
 /// Counts the job, and returns a container that waits for such a job. `None` means that the job must create its container.
 ///
 /// # Errors
-/// [`Failure::Configuration`] if the settings of the container are invalid.
+/// [`Failure::Configuration`] if the settings of the container are invalid, and the cause of a stop. The caller then removes what has the name
+/// of the job.
 pub(super) async fn take(
     engine: &Docker,
     job: &DockerContainer,
     objects: &Objects,
     image: &ResolvedImage,
     agent: &AgentVolume,
-    pool: &Arc<PreparedContainers>,
-    log: &dyn Log,
+    facts: &JobFacts<'_>,
+    stop: &StopToken,
 ) -> Result<Option<Container>, Failure> {
     let policy = job.prepared.unwrap_or_default();
     let Some(template) = Template::new(job, image, agent)? else { return Ok(None) };
-    let Some(mut taken) = pool.take(template, policy) else { return Ok(None) };
-    let Some(container) = taken.container.take() else { return Ok(None) };
-    if let Err(reason) = give_to(job, &container).await {
+    let Some((mut taken, container)) = facts.prepared.take(template, policy, &job.build.name) else { return Ok(None) };
+    let given = stoppable(stop, async { Ok(give_to(job, &container).await) }).await?;
+    if let Err(reason) = given {
         tracing::info!(
             container = container.id(),
             reason,
@@ -88,7 +102,7 @@ pub(super) async fn take(
         return Ok(None);
     }
     taken.has_old_name = false;
-    print(log, &style::plain(&format!("Using prepared container for image {} ...", job.build.image.name)));
+    print(&*facts.log, &style::plain(&format!("Using prepared container for image {} ...", job.build.image.name)));
     Ok(Some(container.for_job(job, objects.clone())))
 }
 
@@ -98,7 +112,13 @@ async fn give_to(job: &DockerContainer, container: &Container) -> Result<(), Str
     let renamed = engine.rename_container(id, RenameContainerOptions { name: job.build.name.clone() }).await;
     renamed.map_err(|error| reason(&error))?;
     let found = inspect_container(engine, id).await.map_err(|error| reason(&error))?;
-    let state = found.state.unwrap_or_default();
-    let is_running = state.running == Some(true) && state.paused != Some(true);
-    if is_running { Ok(()) } else { Err("it does not run".to_owned()) }
+    if found.state.unwrap_or_default().paused == Some(true) {
+        return Err("it is paused".to_owned());
+    }
+    let answers = async {
+        let connection = container.reach().await.map_err(|error| error.to_string())?;
+        connection.check().await.map_err(|error| error.to_string())
+    };
+    let silent = |_| format!("its agent does not answer within {} s", ANSWER_TIMEOUT.as_secs());
+    timeout(ANSWER_TIMEOUT, answers).await.map_err(silent)?
 }

@@ -5,26 +5,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_agent_api::builtin::{DockerEngine, PreparedPolicy};
+use futures::future::join_all;
+use muster_agent_api::builtin::{DockerContainer, DockerEngine, PreparedPolicy};
 use muster_job::TerminationCause;
 use muster_steps::stop::StopToken;
 use parking_lot::Mutex;
 use rand::Rng;
-use time::OffsetDateTime;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::super::target::Container;
+use super::super::{engine, stoppable};
 use super::leftovers::{self, Record};
-use super::template::Template;
+use super::template::{Owner, Template};
 use super::usage::{Usage, shares};
 
-/// Interval at which the pool checks whether containers have ended or expired. Engines do not report it.
+/// Interval at which the pool checks whether containers have ended or expired.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Delay before the next attempt to remove containers.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Maximum number of attempts to remove containers from an engine that does not answer. Together they take about one hour.
+/// Maximum number of attempts to remove containers from an engine that does not answer. Together they take one to two hours.
 const MAX_ATTEMPTS: u32 = 120;
 /// Maximum number of kinds of containers that are remembered.
 const MAX_KINDS: usize = 200;
@@ -57,6 +58,8 @@ struct State {
 struct Kind {
     template: Arc<Template>,
     usage: Usage,
+    /// Job that was counted last. A job that creates its container again is not counted again.
+    last_job: String,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,8 @@ struct Removal {
     engine: DockerEngine,
     due: Instant,
     attempts: u32,
+    /// Volumes that exist only for containers which are no longer used.
+    volumes: Vec<String>,
 }
 
 /// What the pool does next.
@@ -89,7 +94,6 @@ pub(super) struct Taken<'a> {
     pool: &'a PreparedContainers,
     name: String,
     engine: DockerEngine,
-    pub(super) container: Option<Container>,
     /// Whether the container may still have its old name, so that it must be removed.
     pub(super) has_old_name: bool,
 }
@@ -99,7 +103,7 @@ impl Drop for Taken<'_> {
         let mut state = self.pool.state.lock();
         state.taken.retain(|name| *name != self.name);
         if self.has_old_name {
-            state.remove_soon(&self.engine, Instant::now());
+            state.remove_soon(&self.engine, Instant::now(), &[]);
         }
         drop(state);
         self.pool.changed.notify_one();
@@ -130,7 +134,9 @@ impl PreparedContainers {
             return;
         }
         let mut state = self.state.lock();
-        engines.iter().for_each(|engine| state.remove_soon(engine, Instant::now()));
+        for engine in &engines {
+            state.remove_twice(engine, Instant::now());
+        }
         self.run_in_background(&mut state);
     }
 
@@ -149,13 +155,21 @@ impl PreparedContainers {
             let _ = task.await;
         }
         let prefix = self.record.prefix();
-        for engine in self.record.engines() {
-            match leftovers::remove(&engine, &prefix, &BTreeSet::new()).await {
-                Ok(()) => self.record.remove(&engine),
-                Err(error) => {
-                    tracing::info!(error, "failed to remove prepared containers; the next agent removes them");
-                }
-            }
+        let remove = async |engine: DockerEngine| match leftovers::remove(&engine, &prefix, &BTreeSet::new(), &[]).await
+        {
+            Ok(()) => self.record.remove(&engine),
+            Err(error) => tracing::info!(error, "failed to remove prepared containers; the next agent removes them"),
+        };
+        join_all(self.record.engines().into_iter().map(remove)).await;
+    }
+
+    /// Removes the containers for the jobs of a runner whose configuration no longer has a policy.
+    pub(in super::super) fn end_policy(&self, job: &DockerContainer) {
+        let mut state = self.state.lock();
+        if !state.kinds.is_empty() {
+            let owner = Owner::of(job);
+            state.kinds.retain(|_, kind| kind.template.owner() != owner);
+            self.changed.notify_one();
         }
     }
 
@@ -166,14 +180,19 @@ impl PreparedContainers {
     }
 
     /// Counts a job that needs a container, and returns a container that waits. `None` means that no such container waits.
-    pub(super) fn take(self: &Arc<Self>, template: Template, policy: PreparedPolicy) -> Option<Taken<'_>> {
+    pub(super) fn take(
+        self: &Arc<Self>,
+        template: Template,
+        policy: PreparedPolicy,
+        job: &str,
+    ) -> Option<(Taken<'_>, Container)> {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.is_closed {
             return None;
         }
         let key = template.key().to_owned();
-        state.count(template, policy, now);
+        state.count(template, policy, job, now);
         let max_idle = Duration::from_millis(policy.max_idle_ms);
         let is_usable = |waiting: &Waiting| {
             waiting.key == key && !waiting.container.has_ended() && now.duration_since(waiting.since) < max_idle
@@ -184,7 +203,7 @@ impl PreparedContainers {
         drop(state);
         self.changed.notify_one();
         let Waiting { name, engine, container, .. } = found?;
-        Some(Taken { pool: self, name, engine, container: Some(container), has_old_name: true })
+        Some((Taken { pool: self, name, engine, has_old_name: true }, container))
     }
 
     fn run_in_background(self: &Arc<Self>, state: &mut State) {
@@ -213,10 +232,13 @@ impl PreparedContainers {
         let since = Instant::now();
         let name = format!("{}{:08x}", self.record.prefix(), rand::rng().random::<u32>());
         let max_idle = self.state.lock().kinds.get(template.key()).map(|kind| kind.usage.max_idle());
-        let expires = (OffsetDateTime::now_utc() + max_idle.unwrap_or_default()).unix_timestamp();
+        // The pool does not wait for an engine after its end. `close` removes what the engine has created.
         let created = match self.record.add(template.engine()) {
-            Ok(()) => template.create(&name, expires, &self.stop).await.map_err(|failure| failure.to_string()),
-            Err(error) => Err(format!("failed to record the engine: {error}")),
+            Ok(()) => {
+                let creating = Box::pin(template.create(&name, max_idle.unwrap_or_default(), &self.stop));
+                stoppable(&self.stop, creating).await.map_err(|failure| failure.to_string())
+            }
+            Err(error) => Err(format!("failed to write the record of the engines in the agent's spool: {error}")),
         };
         let (engine, key) = (template.engine().clone(), template.key().to_owned());
         let mut state = self.state.lock();
@@ -232,55 +254,72 @@ impl PreparedContainers {
                 tracing::warn!(
                     error,
                     container = name,
+                    image = template.image_name(),
+                    engine = engine::location(&engine),
                     "failed to prepare a container, trying again after further jobs"
                 );
                 state.kinds.remove(&key);
                 // The engine may carry out a call later than it is given up.
-                state.remove_soon(&engine, Instant::now());
-                state.removals.push(Removal { engine, due: Instant::now() + RETRY_DELAY, attempts: 0 });
+                state.remove_twice(&engine, Instant::now());
             }
         }
     }
 
     async fn remove(&self, removal: Removal, known: &BTreeSet<String>) {
-        let Removal { engine, attempts, .. } = removal;
-        let Err(error) = leftovers::remove(&engine, &self.record.prefix(), known).await else { return };
+        let Removal { engine, attempts, volumes, .. } = removal;
+        let Err(error) = leftovers::remove(&engine, &self.record.prefix(), known, &volumes).await else { return };
         let attempts = attempts + 1;
         if attempts >= MAX_ATTEMPTS {
             tracing::error!(error, "failed to remove prepared containers; remove them by hand");
             return;
         }
         tracing::info!(error, attempts, "failed to remove prepared containers, retrying");
-        self.state.lock().removals.push(Removal { engine, due: Instant::now() + RETRY_DELAY, attempts });
+        self.state.lock().removals.push(Removal { engine, due: Instant::now() + RETRY_DELAY, attempts, volumes });
     }
 }
 
 impl State {
     /// Counts a job with this template.
-    fn count(&mut self, template: Template, policy: PreparedPolicy, now: Instant) {
+    fn count(&mut self, template: Template, policy: PreparedPolicy, job: &str, now: Instant) {
         if self.kinds.len() >= MAX_KINDS && !self.kinds.contains_key(template.key()) {
             let oldest = self.kinds.iter().min_by_key(|(_, kind)| kind.usage.last()).map(|(key, _)| key.clone());
             oldest.map(|key| self.kinds.remove(&key));
         }
         let key = template.key().to_owned();
-        let kind =
-            self.kinds.entry(key).or_insert_with(|| Kind { template: Arc::new(template), usage: Usage::new(policy) });
-        kind.usage.add(policy, now);
+        let new = || Kind { template: Arc::new(template), usage: Usage::new(policy), last_job: String::new() };
+        let kind = self.kinds.entry(key).or_insert_with(new);
+        if kind.last_job != job {
+            job.clone_into(&mut kind.last_job);
+            kind.usage.add(policy, now);
+        }
     }
 
-    /// Requests the removal of containers that are not known to wait.
-    fn remove_soon(&mut self, engine: &DockerEngine, now: Instant) {
+    /// Requests the removal of containers that are not known to wait, and of the volumes of such a container.
+    fn remove_soon(&mut self, engine: &DockerEngine, now: Instant, volumes: &[String]) {
         match self.removals.iter_mut().find(|removal| removal.engine == *engine) {
-            Some(removal) => removal.due = removal.due.min(now),
-            None => self.removals.push(Removal { engine: engine.clone(), due: now, attempts: 0 }),
+            Some(removal) => {
+                (removal.due, removal.attempts) = (removal.due.min(now), 0);
+                removal.volumes.extend_from_slice(volumes);
+            }
+            None => {
+                let volumes = volumes.to_vec();
+                self.removals.push(Removal { engine: engine.clone(), due: now, attempts: 0, volumes });
+            }
         }
+    }
+
+    /// Requests a removal now and a second one later, because the engine may carry out a call later than the call is given up.
+    fn remove_twice(&mut self, engine: &DockerEngine, now: Instant) {
+        self.remove_soon(engine, now, &[]);
+        let due = now + RETRY_DELAY;
+        self.removals.push(Removal { engine: engine.clone(), due, attempts: 0, volumes: Vec::new() });
     }
 
     /// Returns how many containers of each kind should wait.
     fn wanted(&self, now: Instant) -> BTreeMap<String, usize> {
-        let mut owners: BTreeMap<String, Vec<(&String, &Usage)>> = BTreeMap::new();
+        let mut owners: BTreeMap<Owner, Vec<(&String, &Usage)>> = BTreeMap::new();
         for (key, kind) in &self.kinds {
-            owners.entry(format!("{:?}", kind.template.owner())).or_default().push((key, &kind.usage));
+            owners.entry(kind.template.owner()).or_default().push((key, &kind.usage));
         }
         let of_owner = |kinds: Vec<(&String, &Usage)>| {
             let (keys, usages): (Vec<_>, Vec<_>) = kinds.into_iter().unzip();
@@ -323,6 +362,8 @@ impl State {
         };
         let (kept, dropped): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting).into_iter().partition(&mut is_wanted);
         self.waiting = kept;
-        dropped.iter().for_each(|one| self.remove_soon(&one.engine, now));
+        for waiting in &dropped {
+            self.remove_soon(&waiting.engine, now, waiting.container.volumes());
+        }
     }
 }

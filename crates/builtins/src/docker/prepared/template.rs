@@ -1,8 +1,9 @@
 //! What a container is, apart from the job that uses it. From this, a container can be created before its job exists.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use bollard::Docker;
+use bollard::models::MountPoint;
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerEngine, DockerVolume, ImageSpec};
 use muster_agent_api::container::RUN_DIR;
 use muster_steps::failure::Failure;
@@ -22,8 +23,15 @@ use super::super::{build, create, directories};
 const RUNNER_LABELS: &str = "com.gitlab.gitlab-runner.";
 /// Labels with this prefix that are the same for all jobs of a runner.
 const COMMON_LABELS: [&str; 4] = ["managed", "runner.id", "runner.system_id", "type"];
-/// Label with the time until which a container waits, in seconds since the Unix epoch.
-pub(super) const EXPIRES: &str = "muster.prepared.expires";
+/// Label with the number of seconds for which a container may wait.
+pub(super) const MAX_IDLE: &str = "muster.prepared.max_idle_seconds";
+/// Variables that the agent in the container reads when it starts, in lower case. Therefore, they are part of the template.
+const AGENT_VARIABLES: [&str; 6] =
+    ["all_proxy", "http_proxy", "https_proxy", "no_proxy", "ssl_cert_dir", "ssl_cert_file"];
+/// Beginning of the names of variables that NVIDIA's runtime reads when a container starts. The engine can use this runtime by default.
+const GPU_VARIABLES: &str = "NVIDIA_";
+/// First word of the health check of an image without one.
+const NO_HEALTH_CHECK: &str = "NONE";
 
 /// Description of the containers of one kind. Two jobs with equal keys would create equal containers.
 #[derive(Debug, Clone)]
@@ -31,11 +39,14 @@ pub(super) struct Template {
     /// Inputs of a job, without everything that is specific to the job.
     job: DockerContainer,
     image: ResolvedImage,
+    /// Image as written in the first job, for messages.
+    image_name: String,
     key: String,
 }
 
 impl Template {
-    /// Returns the template of a job's container. `None` means that the image has an entrypoint, which may use the variables of the job.
+    /// Returns the template of a job's container. `None` means that the container must not start before its job: the image has an entrypoint,
+    /// which may use the variables of the job, or a health check, which would run code of the image, or the job selects GPUs by variables.
     ///
     /// # Errors
     /// [`Failure::Configuration`] if the inputs cannot be written as text.
@@ -44,7 +55,8 @@ impl Template {
         image: &ResolvedImage,
         agent: &AgentVolume,
     ) -> Result<Option<Self>, Failure> {
-        if directories::has_entrypoint(job, image) {
+        let selects_gpus = job.build.env.iter().any(|variable| variable.starts_with(GPU_VARIABLES));
+        if directories::has_entrypoint(job, image) || has_health_check(image) || selects_gpus {
             return Ok(None);
         }
         let is_common =
@@ -65,7 +77,7 @@ impl Template {
                 name: String::new(),
                 labels: labels(&job.build.labels),
                 image: ImageSpec { platform: job.build.image.platform.clone(), ..ImageSpec::default() },
-                env: Vec::new(),
+                env: job.build.env.iter().filter(|variable| is_read_by_agent(variable)).cloned().collect(),
                 ..job.build.clone()
             },
             network: job.network.clone(),
@@ -77,7 +89,8 @@ impl Template {
         let invalid = |error| Failure::Configuration(format!("failed to describe the container: {error}"));
         let text = serde_json::to_string(&(&common, &image.id, &agent.name)).map_err(invalid)?;
         let key = format!("{:x}", Sha256::digest(text));
-        Ok(Some(Self { job: common, image: image.clone(), key }))
+        let image_name = job.build.image.name.clone();
+        Ok(Some(Self { job: common, image: image.clone(), image_name, key }))
     }
 
     /// Returns the key of all containers that this template describes.
@@ -90,19 +103,25 @@ impl Template {
         &self.job.engine
     }
 
-    /// Returns the runner whose jobs use the containers, and the engine. The maximum number of waiting containers applies to them together.
-    pub(super) fn owner(&self) -> (&DockerEngine, Option<&String>) {
-        (&self.job.engine, self.job.labels.get(&format!("{RUNNER_LABELS}runner.id")))
+    /// Returns the image, as written in the first job that had this template.
+    pub(super) fn image_name(&self) -> &str {
+        &self.image_name
+    }
+
+    /// Returns the runner whose jobs use the containers, and the engine.
+    pub(super) fn owner(&self) -> Owner {
+        Owner::of(&self.job)
     }
 
     /// Creates and starts a container, and waits until its agent answers. After a failure, the caller removes the container.
     ///
     /// # Errors
     /// [`Failure`] as if a job created the container.
-    pub(super) async fn create(&self, name: &str, expires: i64, stop: &StopToken) -> Result<Container, Failure> {
+    pub(super) async fn create(&self, name: &str, max_idle: Duration, stop: &StopToken) -> Result<Container, Failure> {
         let mut job = self.job.clone();
         name.clone_into(&mut job.build.name);
-        job.build.labels.insert(EXPIRES.to_owned(), expires.to_string());
+        job.build.image.name.clone_from(&self.image_name);
+        job.build.labels.insert(MAX_IDLE.to_owned(), max_idle.as_secs().to_string());
         let objects = Objects::from_job(&job)?;
         let engine = engine::connect(&job.engine).await?;
         let agent = agent_volume::create(&engine, engine::location(&job.engine)).await?;
@@ -116,7 +135,17 @@ impl Template {
         if directories.is_none() {
             directories::create(&engine, &job, &id, &self.image.id).await?;
         }
-        let run_dir = if engine::is_local(&job.engine)? { run_directory(&engine, &id).await? } else { None };
+        let found = inspect_container(&engine, &id).await.map_err(failed("failed to inspect a prepared container"))?;
+        let mounts = found.mounts.unwrap_or_default();
+        let run_dir = mounts.iter().find(|mount| mount.destination.as_deref() == Some(RUN_DIR));
+        let run_dir = run_dir.and_then(|mount| mount.source.clone()).map(|source| RunDirectory(source.into()));
+        let run_dir = run_dir.filter(|_| engine::is_local(&job.engine).is_ok_and(|is_local| is_local));
+        let is_anonymous = |mount: &&MountPoint| {
+            let is_same = |volume: &&DockerVolume| Some(volume.destination.as_str()) == mount.destination.as_deref();
+            job.volumes.iter().find(is_same).is_some_and(|volume| volume.source.is_empty())
+        };
+        let anonymous: Vec<_> = mounts.iter().filter(is_anonymous).filter_map(|mount| mount.name.clone()).collect();
+        let objects = objects.with_volumes(anonymous);
         build::start(&engine, &job, &objects, (id, run_dir), Arc::new(NoLog), stop).await
     }
 }
@@ -129,12 +158,31 @@ fn for_any_job(volume: &DockerVolume) -> DockerVolume {
     volume.clone()
 }
 
-/// Returns the directory of the agent's files on the engine's machine.
-async fn run_directory(engine: &Docker, id: &str) -> Result<Option<RunDirectory>, Failure> {
-    let found = inspect_container(engine, id).await.map_err(failed("failed to inspect a prepared container"))?;
-    let mounts = found.mounts.unwrap_or_default();
-    let run = mounts.into_iter().find(|mount| mount.destination.as_deref() == Some(RUN_DIR));
-    Ok(run.and_then(|mount| mount.source).map(|source| RunDirectory(source.into())))
+/// Returns whether the agent in the container reads a variable, which has the form `NAME=value`, when it starts.
+fn is_read_by_agent(variable: &str) -> bool {
+    let name = variable.split_once('=').map_or(variable, |(name, _)| name);
+    AGENT_VARIABLES.contains(&name.to_ascii_lowercase().as_str())
+}
+
+/// Returns whether the engine runs a command of the image in each container regularly.
+fn has_health_check(image: &ResolvedImage) -> bool {
+    let check = image.inspect.config.as_ref().and_then(|config| config.healthcheck.as_ref());
+    let command = check.and_then(|check| check.test.as_ref());
+    command.is_some_and(|command| command.first().is_some_and(|kind| kind != NO_HEALTH_CHECK))
+}
+
+/// Runner and engine. The maximum number of waiting containers applies to each of them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Owner {
+    engine: String,
+    runner: Option<String>,
+}
+
+impl Owner {
+    pub(super) fn of(job: &DockerContainer) -> Self {
+        let runner = job.labels.get(&format!("{RUNNER_LABELS}runner.id")).cloned();
+        Self { engine: engine::location(&job.engine), runner }
+    }
 }
 
 /// Log of a container that has no job yet. Its image has no entrypoint that could print anything.
@@ -146,7 +194,7 @@ impl Log for NoLog {
 
 #[cfg(test)]
 mod tests {
-    use bollard::models::{ImageConfig, ImageInspect};
+    use bollard::models::{HealthConfig, ImageConfig, ImageInspect};
 
     use super::*;
 
@@ -198,8 +246,9 @@ mod tests {
         let original = key(&job(1, "a"), "sha256:1");
         assert_ne!(original, key(&job(1, "b"), "sha256:1"), "checkout of another project");
         assert_ne!(original, key(&job(1, "a"), "sha256:2"), "newer image");
-        let changes: [fn(&mut DockerContainer); 7] = [
+        let changes: [fn(&mut DockerContainer); 8] = [
             |job| job.build.user = "1000".to_owned(),
+            |job| job.build.env.push("HTTPS_PROXY=http://proxy:3128".to_owned()),
             |job| job.build.hostname = "other".to_owned(),
             |job| drop(job.build.host_config.insert("Privileged".to_owned(), true.into())),
             |job| drop(job.labels.insert(format!("{RUNNER_LABELS}runner.id"), "def".to_owned())),
@@ -215,8 +264,29 @@ mod tests {
     }
 
     #[test]
-    fn image_with_an_entrypoint_has_no_template() {
+    fn container_that_must_not_start_before_its_job_has_no_template() {
         let agent = AgentVolume::named("muster-agent-1");
-        assert!(Template::new(&job(1, "a"), &image("sha256:1", &["/entry"]), &agent).unwrap().is_none());
+        let has_template =
+            |job: &DockerContainer, image: &ResolvedImage| Template::new(job, image, &agent).unwrap().is_some();
+        assert!(!has_template(&job(1, "a"), &image("sha256:1", &["/entry"])));
+        for (check, expected) in [("CMD", false), ("NONE", true)] {
+            let mut checked = image("sha256:1", &[]);
+            let test = Some(vec![check.to_owned()]);
+            let healthcheck = Some(HealthConfig { test, ..HealthConfig::default() });
+            checked.inspect.config.as_mut().unwrap().healthcheck = healthcheck;
+            assert_eq!(has_template(&job(1, "a"), &checked), expected, "{check}");
+        }
+        let mut with_gpus = job(1, "a");
+        with_gpus.build.env.push("NVIDIA_VISIBLE_DEVICES=all".to_owned());
+        assert!(!has_template(&with_gpus, &image("sha256:1", &[])));
+    }
+
+    #[test]
+    fn agent_has_the_proxy_of_the_job() {
+        let mut proxied = job(1, "a");
+        proxied.build.env.push("https_proxy=http://proxy:3128".to_owned());
+        let agent = AgentVolume::named("muster-agent-1");
+        let template = Template::new(&proxied, &image("sha256:1", &[]), &agent).unwrap().unwrap();
+        assert_eq!(template.job.build.env, ["https_proxy=http://proxy:3128"]);
     }
 }
