@@ -98,3 +98,54 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::sync::mpsc;
+
+    use parking_lot::Mutex;
+    use rustix::pipe::pipe;
+
+    use super::*;
+
+    /// Log that blocks in its second write until another task of the runtime has run.
+    struct BlockingLog {
+        writes: Mutex<u32>,
+        second_write: tokio::sync::Notify,
+        other_task_ran: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl Log for BlockingLog {
+        fn write(&self, _: Stream, _: &[u8]) {
+            *self.writes.lock() += 1;
+            if *self.writes.lock() == 2 {
+                self.second_write.notify_one();
+                self.other_task_ran.lock().recv_timeout(Duration::from_secs(60)).unwrap();
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn other_tasks_run_while_a_large_piece_is_written() {
+        let (report, other_task_ran) = mpsc::channel();
+        let log = Arc::new(BlockingLog {
+            writes: Mutex::new(0),
+            second_write: tokio::sync::Notify::new(),
+            other_task_ran: Mutex::new(other_task_ran),
+        });
+        let (read_end, write_end) = pipe().unwrap();
+        let writer = tokio::task::spawn_blocking(move || {
+            std::fs::File::from(write_end).write_all(&vec![b'x'; 3 * READ_BUFFER_BYTES])
+        });
+        let other_log = Arc::clone(&log);
+        let other_task = tokio::spawn(async move {
+            other_log.second_write.notified().await;
+            report.send(())
+        });
+        let (read, _progress) = watch::channel(());
+        tokio::spawn(copy_to_log(read_end, log, read)).await.unwrap();
+        other_task.await.unwrap().unwrap();
+        writer.await.unwrap().unwrap();
+    }
+}
