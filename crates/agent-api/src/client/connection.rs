@@ -30,7 +30,7 @@ pub const REMOTE_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_sec
 /// Maximum size of an HTTP/2 frame of an agent on this machine, so that each chunk of a log is one frame.
 ///
 /// Agents on other machines send smaller frames, because the answer to a ping waits for the frame that is being sent.
-const LOCAL_FRAME_BYTES: u32 = 512 * 1024;
+const LOCAL_FRAME_BYTES: u32 = 1024 * 1024;
 /// Maximum size of a message. A result tree can be large.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
