@@ -139,6 +139,8 @@ fn has_key(entry: &Entry, (repository, version, platform): &Key) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// Sample of a lock file.
