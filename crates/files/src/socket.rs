@@ -21,8 +21,10 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Binds a socket. The mode of the socket is set before `bind`, which creates the file with that mode. The file is therefore never
-/// accessible to other users. To set the mode of the path after `bind` would be unsafe, because another process could have replaced it.
+/// Binds a socket whose file is never accessible to other users.
+///
+/// The mode is set before `bind`, which creates the file with the mode of the socket. Setting the mode of the path after `bind` would be
+/// unsafe, because another process could have replaced the file.
 fn bind_private(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use crate::credentials::{Credentials, HelperError};
 
-/// Key of Docker Hub, from a time when it was the only registry.
+/// Key of Docker Hub. Docker chose it when Docker Hub was the only registry.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 /// User name which means that the secret is an identity token.
 const TOKEN_USER: &str = "<token>";
@@ -38,7 +38,9 @@ impl CredentialHelper {
         Ok(Self { program: format!("docker-credential-{name}"), search_path: None })
     }
 
-    /// Searches for the program in these directories, which also become its `PATH`. By default `PATH` of this process is used.
+    /// Searches for the program in these directories, which also become its `PATH`.
+    ///
+    /// By default, the `PATH` of this process is used.
     #[must_use]
     pub fn with_search_path(mut self, directories: impl Into<OsString>) -> Self {
         self.search_path = Some(directories.into());
@@ -95,7 +97,9 @@ impl CredentialHelper {
     }
 }
 
-/// Parses a helper's response. The inner `None` means that the helper has no credentials; the outer one that the response is invalid.
+/// Parses a helper's response.
+///
+/// The outer `None` means that the response is invalid. The inner `None` means that the helper has no credentials.
 fn parse_response(response: &[u8]) -> Option<Option<Credentials>> {
     let response: Value = serde_json::from_slice(response).ok()?;
     let text = |name: &str| response.get(name).and_then(Value::as_str).map(str::to_owned);

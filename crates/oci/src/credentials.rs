@@ -93,7 +93,7 @@ pub enum HelperError {
         timeout: Duration,
     },
     /// The helper's response is invalid.
-    #[error("its response is not a JSON object with Username and Secret")]
+    #[error("the helper's response is not a JSON object with Username and Secret")]
     Response,
     /// The helper exited with an error.
     #[error("{verb} failed ({status}): {message}")]

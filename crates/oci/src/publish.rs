@@ -21,7 +21,7 @@ pub struct Image {
     pub layers: Vec<Blob>,
 }
 
-/// Document of a registry, with the bytes that its digest belongs to.
+/// Document of a registry, with the exact bytes from which its digest is computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     /// Media type of the document.
@@ -85,7 +85,7 @@ impl BuiltIndex {
         Self { blobs, manifests, index: Document::new(INDEX_TYPES[0], &index) }
     }
 
-    /// Uploads everything, and the index under the tags. Returns the digest of the index.
+    /// Uploads the blobs and manifests, then the index under each tag. Returns the digest of the index.
     ///
     /// # Errors
     /// [`RegistryError`].

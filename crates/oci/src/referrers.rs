@@ -1,6 +1,6 @@
 //! Documents about other content of a repository (OCI distribution specification, "referrers").
 //!
-//! Registries that do not implement the API keep the list of the documents about a digest in an index with the tag `sha256-<digits>`.
+//! If a registry does not implement the referrers API, an index with the tag `sha256-<digits>` lists the documents about a digest.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::publish::Document;
 /// Content of an empty configuration.
 const EMPTY: &[u8] = b"{}";
 const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
-/// Header of the response of a registry that implements the API.
+/// Response header from which a client learns that the registry implements the referrers API.
 const SUBJECT_HEADER: &str = "OCI-Subject";
 
 impl Registry {
@@ -47,7 +47,8 @@ impl Registry {
 
     /// Publishes a document about the index with the digest `subject`.
     ///
-    /// If the registry implements the API, earlier documents of the same type remain beside it. If not, the document replaces them in the list.
+    /// If the registry implements the referrers API, it keeps earlier documents of the same type. Otherwise, the new document replaces
+    /// them in the list.
     ///
     /// # Errors
     /// [`RegistryError`].

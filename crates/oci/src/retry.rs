@@ -7,7 +7,7 @@ pub(crate) const MAX_ATTEMPTS: u32 = 4;
 /// Delay before a retry if the last attempt made progress. Each consecutive failure without progress doubles it.
 const BASE_DELAY: Duration = Duration::from_millis(250);
 
-/// Waits before the next attempt, after this many failures without progress.
+/// Waits before the next attempt. `failures` is the number of consecutive failures without progress.
 pub(crate) async fn wait(failures: u32) {
     tokio::time::sleep(BASE_DELAY * 2_u32.pow(failures)).await;
 }

@@ -106,7 +106,7 @@ impl Defaults {
             let is_allowed = if bridge {
                 keywords::DEFAULT_OF_TRIGGER_JOBS.contains(&&**key)
             } else {
-                // A script together with `run` would be an error. Default scripts are for jobs with `script` only.
+                // `before_script` or `after_script` together with `run` is an error, so jobs with `run` do not inherit them.
                 !(is_set("run") && matches!(&**key, "before_script" | "after_script"))
             };
             if !is_allowed || is_set(key) || !inherit.default.selects(key) {

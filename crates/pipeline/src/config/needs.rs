@@ -60,7 +60,7 @@ pub(crate) enum NeedsParent {
     Rule,
 }
 
-/// Parses `needs`: a map, or a list, in which lists are flattened and nulls are ignored.
+/// Parses `needs`: a map or a list. Nested lists are flattened, and nulls are ignored.
 pub(crate) fn needs(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::parsing::flat_list(node, at, problems)?,

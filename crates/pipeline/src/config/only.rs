@@ -19,7 +19,7 @@ pub(crate) struct RefPolicy {
     pub(crate) kubernetes: bool,
 }
 
-/// Value of `only` for a job without `only`, `except` and `rules`, and default of its `refs`.
+/// Value of `only` for a job with neither `only` nor `rules`. Also the default of `only:refs`.
 const DEFAULT_ONLY: [&str; 2] = ["branches", "tags"];
 
 /// Returns the implicit `only: [branches, tags]`.

@@ -16,7 +16,7 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
     }
 }
 
-/// Returns the message for a script that is not text or a list of texts. `actual` describes what it is or contains.
+/// Returns the message for a script that is not text or a list of texts. `actual` describes what the script is or contains.
 fn expected_strings_message(actual: &str) -> String {
     format!("config should be a string or a nested array of strings up to {MAX_LIST_NESTING} levels deep, but {actual}")
 }
@@ -99,7 +99,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
                 step_reference(reference, at.key(key), problems);
             }
         }
-        // The agent checks the keys below `muster`, which GitLab does not have (docs/reference/steps.md).
+        // GitLab does not have the key `muster`. The agent checks its content (docs/reference/steps.md).
         for key in ["env", "inputs", "muster"] {
             if let Some(map) = fields.get(key).filter(|map| map.as_map().is_none()) {
                 problems.report(

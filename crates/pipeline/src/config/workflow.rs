@@ -28,8 +28,8 @@ pub(crate) struct AutoCancelEntry {
 }
 
 impl AutoCancelEntry {
-    /// Returns the settings of the matched rule (`self`). Keys that it does not set have the values of `workflow`
-    /// (`fallback`).
+    /// Returns the settings of the matched rule (`self`). If the rule does not set a key, the value of `workflow`
+    /// (`fallback`) is used.
     pub(crate) fn with_fallback(self, fallback: Self) -> AutoCancel {
         AutoCancel {
             on_new_commit: self.on_new_commit.or(fallback.on_new_commit).unwrap_or_default(),
