@@ -85,14 +85,17 @@ pub struct Context {
     /// Whether the ref is protected, so that the pipeline gets protected variables.
     pub ref_protected: bool,
     /// Predefined variables that exist before the pipeline does (phases P and L of docs/spec/pipeline-yaml.md, section
-    /// 4.5), including those of the user (`GITLAB_USER_*`), which take precedence over YAML variables.
+    /// 4.5). Of these, only the variables of the user (`GITLAB_USER_*`) take precedence over YAML variables.
     pub predefined: Vec<Variable>,
     /// Instance, group and project variables, lowest precedence first.
     pub project_variables: Vec<ScopedVariable>,
     /// Variables of this run: from the web form, `--var`, a trigger, a schedule or a bridge. They have the highest
     /// precedence.
     pub pipeline_variables: Vec<Variable>,
-    /// Pipeline inputs (`spec:inputs` of the root file), by name.
+    /// Values of pipeline inputs by name, given by the run request (API, trigger, schedule, push option or bridge).
+    ///
+    /// The root file declares them in `spec:inputs`. An input that the root file does not declare applies to the included files that
+    /// declare it.
     pub inputs: Vec<(String, InputValue)>,
     /// Names of variables that are removed from the pipeline even if the configuration sets them.
     pub unset_variables: Vec<String>,
@@ -102,7 +105,7 @@ pub struct Context {
     pub project_path: String,
     /// Paths that the event changed. `None` if the event has no commit to compare with; `changes` then always matches.
     pub changed_paths: Option<Vec<String>>,
-    /// Human-readable commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, the merge base with
+    /// Human-readable name of the commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, the merge base with
     /// `origin/main` ``.
     pub changed_since: Option<String>,
     /// All tracked paths of the commit, with `/` as the separator.
@@ -122,11 +125,11 @@ pub struct Context {
 pub struct Changes {
     /// The changed paths.
     pub paths: Vec<String>,
-    /// Human-readable commit that was compared, such as ``1a2b3c4d, the merge base with `origin/main` ``.
+    /// Human-readable name of the other commit, such as ``1a2b3c4d, the merge base with `origin/main` ``.
     pub since: String,
 }
 
-/// Value of an input in a run request.
+/// Value of a pipeline input ([`Context::inputs`]).
 #[derive(Debug, Clone, PartialEq)]
 pub enum InputValue {
     /// A text. It is converted to the declared type of the input.
@@ -151,7 +154,7 @@ pub enum IncludeTarget {
         project: String,
         /// Branch, tag or commit. `None` means the `HEAD` of the project.
         git_ref: Option<String>,
-        /// Path from the root of that repository.
+        /// Path from the root of the project's repository.
         path: String,
     },
     /// A file at a URL.

@@ -28,7 +28,7 @@ pub enum DurationError {
     /// A word is neither a number nor a unit of time.
     #[error("should be a duration such as `3h 30m` or `1 week`: `{0}` is neither a number nor a unit of time")]
     UnknownWord(String),
-    /// An amount has no unit, although the text contains more than one amount.
+    /// Another amount follows an amount directly, without a unit between them.
     #[error("should be a duration such as `3h 30m`: missing unit after `{0}`")]
     MissingUnit(String),
     /// A unit has no amount.

@@ -82,8 +82,9 @@ pub fn project_variables(all: &[ScopedVariable], ref_protected: bool, environmen
     merge([visible.into_iter().map(|(_, variable)| variable.clone()).collect()])
 }
 
-/// Merges layers of variables, lowest precedence first. Of variables with the same name, only
-/// the last one remains, at its own position.
+/// Merges layers of variables, lowest precedence first.
+///
+/// Of variables with the same name, only the last one remains, at its own position.
 #[must_use]
 pub fn merge(layers: impl IntoIterator<Item = Vec<Variable>>) -> Vec<Variable> {
     let all: Vec<Variable> = layers.into_iter().flatten().collect();
@@ -102,7 +103,7 @@ pub fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
     variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
-/// How closely a scope matches an environment: the kind of match, then the length of the scope. Greater is closer.
+/// How closely a scope matches an environment: the kind of match, then the length of the scope. A greater value is closer.
 type Specificity = (u8, usize);
 
 /// Returns how closely a scope matches an environment, or `None` if the scope does not match.

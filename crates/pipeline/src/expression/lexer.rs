@@ -167,7 +167,7 @@ fn help_for(text: &str, mode: Mode) -> Option<String> {
     } else if text.starts_with("$[[") {
         "inputs can be used only in files whose header declares them with `spec:inputs`".to_owned()
     } else if text.starts_with('$') {
-        "names of variables contain letters, digits and underscores; put text into quotes".to_owned()
+        "names of variables contain only letters, digits and underscores; put text into quotes".to_owned()
     } else if text.starts_with('!') {
         "there is no operator `!`: write `$NAME == null` for \"not defined\", or use `!=` or `!~`".to_owned()
     } else if text.starts_with('=') {

@@ -40,7 +40,7 @@ impl Operator {
         })
     }
 
-    /// Returns the precedence. Greater binds tighter.
+    /// Returns the precedence. An operator with a higher value binds tighter.
     fn precedence(self) -> u8 {
         match self {
             Self::Or => 0,

@@ -64,7 +64,7 @@ fn evaluation_fails_for_invalid_pattern_value() {
 }
 
 #[test]
-fn input_rules_compare_types() {
+fn input_rules_compare_booleans_and_texts() {
     let rule = parse_input_rule("$[[ inputs.flag ]] == true && $[[ inputs.size ]] != 'big'").unwrap();
     let evaluate_rule = |flag: bool, size: &str| {
         let size = size.to_owned();

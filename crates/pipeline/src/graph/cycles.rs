@@ -3,7 +3,7 @@
 use crate::diagnostic::Diagnostic;
 use crate::node::Span;
 
-/// Progress of the search for a node.
+/// State of a node in the search.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     Unvisited,

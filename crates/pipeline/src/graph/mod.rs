@@ -44,7 +44,7 @@ pub(crate) struct ExpandedJob {
     pub(crate) cell: Cell,
     /// Index among the instances of a parallel job, starting at 1, and the number of these instances.
     pub(crate) node: Option<(u32, u32)>,
-    /// `needs` of the job. `None` if it has none.
+    /// `needs` of the job. `None` if the job does not set the key.
     pub(crate) needs: Option<Arc<[Link]>>,
     /// `needs` of each rule of the job.
     pub(crate) rule_needs: Vec<Option<Arc<[Link]>>>,
@@ -59,9 +59,9 @@ pub(crate) struct Link {
     pub(crate) to: usize,
     /// Whether to download the artifacts.
     pub(crate) artifacts: bool,
-    /// Whether the job may be missing from the pipeline.
+    /// Whether the needed instance may be missing from the pipeline.
     pub(crate) optional: bool,
-    /// Position of the entry.
+    /// Position of the entry of `needs`.
     pub(crate) span: Span,
 }
 

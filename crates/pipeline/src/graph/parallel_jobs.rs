@@ -15,7 +15,9 @@ const MAX_NAME: usize = 255;
 /// Maximum number of stages in an error message.
 const MAX_STAGES_LISTED: usize = 50;
 
-/// Returns all instances, ordered by stage, then as written. Returns `None` if there are too many.
+/// Returns all instances, ordered by stage, then as written.
+///
+/// Returns `None` if there are too many instances, or if their total size is too large.
 pub(crate) fn expand_all(config: &Config, problems: &mut Problems) -> Option<Vec<ExpandedJob>> {
     let stages: HashMap<&str, usize> =
         config.stages.iter().enumerate().map(|(index, name)| (name.as_str(), index)).collect();

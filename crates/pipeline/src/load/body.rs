@@ -65,7 +65,7 @@ impl Loader<'_> {
         (!interpolator.is_too_deep).then_some(body)
     }
 
-    /// Returns the given inputs, overridden by the inputs of the run request.
+    /// Returns the given inputs, overridden by the inputs of the run request ([`crate::context::Context::inputs`]).
     ///
     /// If the root file declares an input of the run request, the input applies only to the root file. Otherwise, it
     /// applies to every file that declares it.
@@ -86,7 +86,7 @@ impl Loader<'_> {
     }
 
     /// Reports the first block in a file without a header. `$[[ component.… ]]` is an error. `$[[ inputs.… ]]` causes a
-    /// warning, because GitLab does not replace it and the author probably expects that it does.
+    /// warning: GitLab leaves the block as it is, but the author probably expects a value.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
@@ -106,7 +106,7 @@ impl Loader<'_> {
         }
     }
 
-    /// Returns the declarations of a file that `spec:include` refers to.
+    /// Returns the declarations of the files that an entry of `spec:include` refers to.
     fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
         let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
         if !allowed || entry.inputs.is_some() || entry.rules.is_some() {

@@ -102,12 +102,12 @@ fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
     let &[(accessor, value)] = accessors.as_slice() else {
         let accessors: Vec<&str> = accessors.iter().map(|(accessor, _)| *accessor).collect();
         let found = if accessors.is_empty() {
-            "has none of them".to_owned()
+            "has none".to_owned()
         } else {
             format!("has `{}`", accessors.join("`, `"))
         };
         return Err(error(span, &format!("an include needs to match exactly one accessor, but it {found}"))
-            .help("write one entry for each of `local`, `project`, `remote`, `template`, `component`")
+            .help("each entry needs exactly one of `local`, `project`, `remote`, `template`, `component`")
             .into());
     };
     for (key, owner) in [("file", "project"), ("ref", "project"), ("integrity", "remote")] {

@@ -87,7 +87,7 @@ impl Kind {
         }
     }
 
-    /// Converts a default. `default: null` of a string is the empty string.
+    /// Converts a default. For a string, `default: null` means the empty string.
     fn convert_default(self, node: &Node) -> Node {
         match (self, &node.value) {
             (Self::String, Value::Null) => Node::new(Value::String("".into()), node.span),
@@ -112,7 +112,7 @@ pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<
     for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
         diagnostics.push(
             Diagnostic::error(entry.key_span, format!("header config contains unknown keys: `{key}`"))
-                .help("the header has only `spec`; jobs follow after a line with `---`"),
+                .help("the header can contain only `spec`; put jobs after a line with `---`"),
         );
     }
     let mut header = Header::default();

@@ -147,7 +147,9 @@ impl Interpolator<'_> {
         (result != text).then(|| Value::String(result.into()))
     }
 
-    /// Checks that a text of this length is within the limits. After the first failure, interpolation stops.
+    /// Checks that a text of this length is within the limits.
+    ///
+    /// Once the limit of the whole compilation is exceeded, no further blocks are replaced.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
         if bytes > *self.remaining_bytes {
             *self.remaining_bytes = 0;
@@ -292,7 +294,7 @@ fn push_text(out: &mut String, value: &Value) {
     }
 }
 
-/// Appends a list or map as JSON, with a space after each comma. Stops if it becomes too long.
+/// Appends a value as JSON, with a space after each comma. Stops if the text becomes too long.
 pub(super) fn push_json(out: &mut String, value: &Value) {
     match value {
         _ if out.len() > MAX_INTERPOLATED_TEXT_BYTES => {}

@@ -82,7 +82,7 @@ impl<'a> Loader<'a> {
         let is_undeclared = |name: &&String| !self.run_inputs.contains_key(*name);
         for input in self.context.inputs.iter().map(|(name, _)| name).filter(is_undeclared) {
             let message = format!("`{name}`: unknown input arguments: `{input}`");
-            let help = "declare it in a header with `spec:inputs`, in this file or in one that it includes";
+            let help = "declare the input in a header with `spec:inputs`, in this file or in an included file";
             self.diagnostics.push(Diagnostic::error(start_of(SourceId(0)), message).help(help));
         }
         self.finish(map)

@@ -44,8 +44,8 @@ struct Resolver<'a> {
 
 /// Returns `root` with every reference replaced, or `None` if it has no references.
 ///
-/// A reference that cannot be resolved is reported, unless the cause is a missing file. In a list, such a reference is
-/// removed. Elsewhere, it becomes null.
+/// A reference that cannot be resolved is reported, unless the cause is a missing file or another error that was
+/// reported. In a list, such a reference is removed. Elsewhere, it becomes null.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,
