@@ -79,7 +79,7 @@ pub enum CredentialsError {
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
     /// The name contains characters that names of helpers cannot have.
-    #[error("invalid name of a credential helper")]
+    #[error("invalid name of a credential helper; use only letters, digits, `-`, `_` and `.`")]
     Name,
     /// The helper cannot be started, or its output cannot be read.
     #[error("failed to run the helper; check that it is installed in a directory of PATH")]

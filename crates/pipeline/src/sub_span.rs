@@ -11,7 +11,7 @@ use crate::source_map::span_inside;
 pub(crate) struct SubSpan {
     /// Value of the scalar, after quotes and escapes have been resolved.
     pub(crate) text: Arc<str>,
-    /// First byte of the part.
+    /// Offset in `text` of the first byte of the part.
     pub(crate) offset: usize,
     /// Length of the part in bytes.
     pub(crate) length: usize,
@@ -20,8 +20,8 @@ pub(crate) struct SubSpan {
 impl SubSpan {
     /// Returns the span of the part, where `whole` is the span of the scalar.
     ///
-    /// `None` if the file does not contain the value literally: in a block or multi-line scalar, with escapes other
-    /// than those of quotes, or after interpolation.
+    /// `None` if the file does not contain the value literally: in a block or multi-line scalar, after interpolation, or
+    /// with escapes of other characters than quotes, `\` and `/`.
     pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {
         let source = sources.get(whole.source)?;
         let written = source.text.get(usize::try_from(whole.start).ok()?..usize::try_from(whole.end).ok()?)?;

@@ -101,11 +101,8 @@ fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
         ACCESSORS.iter().filter_map(|accessor| map.get(accessor).map(|value| (*accessor, value))).collect();
     let &[(accessor, value)] = accessors.as_slice() else {
         let accessors: Vec<&str> = accessors.iter().map(|(accessor, _)| *accessor).collect();
-        let found = if accessors.is_empty() {
-            "has none".to_owned()
-        } else {
-            format!("has `{}`", accessors.join("`, `"))
-        };
+        let found =
+            if accessors.is_empty() { "has none".to_owned() } else { format!("has `{}`", accessors.join("`, `")) };
         return Err(error(span, &format!("an include needs to match exactly one accessor, but it {found}"))
             .help("each entry needs exactly one of `local`, `project`, `remote`, `template`, `component`")
             .into());

@@ -28,7 +28,7 @@ pub struct ScriptWork {
     pub image: Option<Image>,
     /// `services`
     pub services: Vec<Image>,
-    /// `cache`. The keys lack the suffix for protected refs. As on GitLab, it is added later.
+    /// `cache`. As on GitLab, the suffix for protected refs is added to the keys later.
     pub cache: Vec<Cache>,
     /// `artifacts`
     pub artifacts: Option<Artifacts>,
@@ -181,7 +181,7 @@ pub enum Strategy {
     /// The bridge succeeds once the pipeline exists.
     #[default]
     None,
-    /// The bridge waits for the pipeline and fails if it fails.
+    /// The bridge waits for the pipeline and fails if the pipeline fails.
     Depend,
     /// The bridge always has the status of the pipeline.
     Mirror,

@@ -103,7 +103,7 @@ struct Matched<'a> {
     decision: Option<Decision>,
 }
 
-/// Evaluates `workflow:rules`. Returns the decisions as an error if they allow no pipeline.
+/// Evaluates `workflow:rules`. Returns the decisions as an error if the rules allow no pipeline.
 fn workflow<'a>(
     config: &'a Config,
     globals: &[Variable],
@@ -139,8 +139,8 @@ fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     jobs.iter().map(decision).collect()
 }
 
-/// Warns about a last rule that contains only `when`. Without `workflow:rules`, it adds the job to both the branch
-/// pipeline and the merge request pipeline of a push.
+/// Warns about a last rule that contains only `when`. Without `workflow:rules`, such a rule adds the job to both the
+/// branch pipeline and the merge request pipeline of a push.
 fn warn_about_duplicate_pipelines(config: &Config, problems: &mut Problems) {
     if config.workflow.rules.is_some() {
         return;

@@ -11,7 +11,7 @@ use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
 
-/// Sets the needs and dependencies of each job in the pipeline. Reports needs for excluded jobs.
+/// Sets the needs and dependencies of each job in the pipeline. Reports each need whose job was excluded.
 pub(crate) fn resolve(
     config: &Config,
     graph: &Graph,

@@ -181,17 +181,17 @@ fn separates_documents() {
 fn hostile_texts_are_rejected_with_one_error() {
     let deep_flow = "[".repeat(10_000);
     let deep_block = "- ".repeat(10_000);
-    let billion = (1..12).fold("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, level| {
+    let many_values = (1..12).fold("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, level| {
         let aliases = vec![format!("*a{}", level - 1); 10].join(",");
         text + &format!("a{level}: &a{level} [{aliases}]\n")
     });
-    let climbing = (1..200)
+    let deep_aliases = (1..200)
         .fold("a0: &a0 [x]\n".to_owned(), |text, level| text + &format!("a{level}: &a{level} [*a{}]\n", level - 1));
     for (text, message) in [
         (deep_flow.as_str(), "nested more than 150 levels"),
         (deep_block.as_str(), "nested more than 150 levels"),
-        (billion.as_str(), "more than 500000 values"),
-        (climbing.as_str(), "nested more than 150 levels"),
+        (many_values.as_str(), "more than 500000 values"),
+        (deep_aliases.as_str(), "nested more than 150 levels"),
         ("a: \0", "control character U+0000"),
         ("a: \u{1b}[31m", "control character U+001B"),
         ("a:\n\t- b", "a tab is used as indentation"),

@@ -43,17 +43,17 @@ fn c004_a_script_may_be_one_text() {
 }
 
 #[test]
-fn c005_a_script_is_not_blank() {
+fn c005_blank_script_is_rejected() {
     assert_fails("a: {script: []}", "jobs:a:script can't be blank");
 }
 
 #[test]
-fn c006_a_job_has_script_run_or_trigger() {
+fn c006_job_without_script_run_and_trigger_is_rejected() {
     assert_fails("a: {stage: build}", "jobs:a config should implement a script:, run:, or trigger: keyword");
 }
 
 #[test]
-fn c007_a_job_is_a_map() {
+fn c007_job_that_is_not_a_map_is_rejected() {
     assert_fails("a: hello", "jobs:a config should be a map");
 }
 
@@ -223,7 +223,7 @@ fn c031_job_has_fewer_than_50_tags() {
 }
 
 #[test]
-fn c032_an_image_has_a_name() {
+fn c032_image_without_a_name_is_rejected() {
     assert_fails("a: {S, image: {entrypoint: [\"\"]}}", "jobs:a:image name can't be blank");
 }
 
@@ -234,12 +234,12 @@ fn c033_coverage_must_be_enclosed_in_slashes() {
 }
 
 #[test]
-fn c034_an_id_token_has_an_audience() {
+fn c034_id_token_without_an_audience_is_rejected() {
     assert_fails("a: {S, id_tokens: {T: {}}}", "jobs:a:id_tokens:T config should have the key `aud`");
 }
 
 #[test]
-fn c035_exit_codes_are_not_empty() {
+fn c035_empty_list_of_exit_codes_is_rejected() {
     assert_fails("a: {S, allow_failure: {exit_codes: []}}", "non-empty array of unique integers");
     let a = job("a: {S, allow_failure: {exit_codes: 3}}", "a");
     assert_eq!(a.allow_failure, AllowFailure::ExitCodes(vec![3]));
@@ -308,14 +308,14 @@ fn c043_default_rejects_keys_that_only_jobs_have() {
 }
 
 #[test]
-fn c044_job_variables_have_no_description() {
+fn c044_job_variables_cannot_have_a_description() {
     assert_fails("a: {S, variables: {X: {value: v, description: d}}}", "unknown keys: `description`");
     let a = job("a: {S, variables: {X: {value: v, expand: false}}}", "a");
     assert!(a.variables.iter().any(|variable| variable.key == "X" && variable.raw));
 }
 
 #[test]
-fn c045_a_value_is_one_of_the_options() {
+fn c045_value_that_is_not_an_option_is_rejected() {
     assert_fails("{variables: {X: {value: a, options: [b]}}, a: {S}}", "value `a` should be one of the options: b");
 }
 
@@ -328,7 +328,7 @@ fn c046_scalar_values_become_strings() {
 }
 
 #[test]
-fn c047_a_service_has_a_name() {
+fn c047_service_without_a_name_is_rejected() {
     assert_fails("a: {S, services: [{alias: db}]}", "name can't be blank");
 }
 
@@ -341,7 +341,7 @@ fn c048_a_google_secret_needs_a_token() {
 
 /// GitLab rejects an empty list, because it would exclude the job from every pipeline.
 #[test]
-fn c049_rules_are_not_empty() {
+fn c049_empty_rules_are_rejected() {
     assert_fails("a: {S, rules: []}", "jobs:a:rules can't be blank");
 }
 

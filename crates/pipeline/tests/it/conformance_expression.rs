@@ -14,8 +14,8 @@ fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     expression::parse(text).ok()?.evaluate(&lookup).ok()
 }
 
-/// Defines a test for each row of the specification's table: its number and name, the value of `V`, and expressions with
-/// their results.
+/// Defines a test for each row of the specification's table. A row has a number and a name, the value of `V`, and
+/// expressions with their results.
 macro_rules! rows {
     ($($(#[$about:meta])* fn $name:ident($value:expr) { $($text:literal => $expected:literal,)+ })+) => {
         $(
@@ -40,7 +40,7 @@ rows! {
         "$V == null" => false,
         "$V == \"\"" => true,
     }
-    fn c121_the_text_false_is_true(Some("false")) {
+    fn c121_the_text_false_counts_as_true(Some("false")) {
         "$V" => true,
         "$V == \"false\"" => true,
     }
@@ -90,18 +90,18 @@ fn c129_invalid_syntax_is_rejected() {
 #[test]
 fn c130_expression_has_at_most_99_tokens() {
     let chain = |values: usize| vec!["$V"; values].join(" || ");
-    assert!(expression::parse(&chain(50)).is_ok(), "99 tokens");
+    assert!(expression::parse(&chain(50)).is_ok(), "99 tokens must be accepted");
     // The first text has 51 values and 50 operators. The second text is an opening parenthesis and 99 more tokens.
-    let error = expression::parse(&chain(51)).expect_err("101 tokens");
+    let error = expression::parse(&chain(51)).expect_err("101 tokens must be rejected");
     assert_eq!(error.kind, ExpressionErrorKind::TooManyTokens);
-    let error = expression::parse(&format!("({}", chain(50))).expect_err("100 tokens");
+    let error = expression::parse(&format!("({}", chain(50))).expect_err("100 tokens must be rejected");
     assert_eq!(error.kind, ExpressionErrorKind::TooManyTokens);
     assert_eq!(MAX_TOKENS, 99);
 }
 
 #[test]
 fn c133_look_ahead_is_rejected() {
-    let error = expression::parse("$V =~ /(?=x)/").expect_err("RE2");
+    let error = expression::parse("$V =~ /(?=x)/").expect_err("RE2 has no look-ahead");
     assert!(error.to_string().contains("look-around"), "{error}");
 }
 

@@ -102,8 +102,8 @@ fn c110_missing_and_circular_references_are_rejected() {
     assert_rejected(&deep.diagnostics, "could not be found");
     let circular = project().load("a: {script: [!reference [b, script]]}\nb: {script: [!reference [a, script]]}");
     assert!(errors(&circular.diagnostics)[0].contains("is part of a circular chain"), "{:?}", circular.diagnostics);
-    let itself = project().load(".a: {x: [!reference [.a]]}");
-    assert!(errors(&itself.diagnostics)[0].contains("is part of a circular chain"));
+    let self_reference = project().load(".a: {x: [!reference [.a]]}");
+    assert!(errors(&self_reference.diagnostics)[0].contains("is part of a circular chain"));
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn references_can_be_chained_ten_deep() {
 #[test]
 fn expansion_to_millions_of_values_is_rejected() {
     let wide = vec!["!reference [.r1]"; 100].join(", ");
-    let bomb = (0..9).map(|level| format!(".r{level}: [{}]\n", wide.replace(".r1", &format!(".r{}", level + 1))));
-    let references = bomb.chain([".r9: [x]\n".to_owned()]).collect::<String>();
+    let lists = (0..9).map(|level| format!(".r{level}: [{}]\n", wide.replace(".r1", &format!(".r{}", level + 1))));
+    let references = lists.chain([".r9: [x]\n".to_owned()]).collect::<String>();
     let keys: String = (0..5_000).map(|index| format!("  k{index}: 1\n")).collect();
     let children: String = (0..5_000).map(|index| format!("c{index}: {{extends: .p}}\n")).collect();
     for text in [references, format!(".p:\n{keys}{children}")] {

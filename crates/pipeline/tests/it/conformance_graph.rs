@@ -81,7 +81,7 @@ fn c059_matrix_block_requires_a_matrix_job() {
 }
 
 #[test]
-fn c060_a_need_is_not_in_a_later_stage() {
+fn c060_need_in_a_later_stage_is_rejected() {
     assert_fails(
         "{a: {S, stage: build, needs: [b]}, b: {S, stage: test}}",
         "a job: need b is not defined in current or prior",
@@ -143,19 +143,19 @@ fn c067_an_optional_need_is_dropped() {
 }
 
 #[test]
-fn c068_dependencies_are_part_of_needs() {
+fn c068_dependency_that_is_not_in_needs_is_rejected() {
     let yaml = "{b: {S, stage: build}, c: {S, stage: build}, a: {S, needs: [b], dependencies: [c]}}";
     assert_fails(yaml, "the c should be part of needs");
 }
 
 #[test]
-fn c069_dependencies_exist_and_come_before() {
+fn c069_undefined_or_later_dependency_is_rejected() {
     assert_fails("a: {S, dependencies: [zz]}", "a job: undefined dependency: zz");
     let later = "{a: {S, stage: build, dependencies: [b]}, b: {S, stage: test}}";
     assert_fails(later, "a job: dependency b is not defined in current or prior stages");
 }
 
-/// The coordinator creates the payload. This tests its input.
+/// The coordinator creates the payload. This test checks the names from which the coordinator selects the jobs.
 #[test]
 fn c070_dependencies_select_jobs_by_name() {
     let with = |a: &str| {
@@ -212,6 +212,6 @@ fn c192_producer_of_a_child_pipeline_must_not_be_in_a_later_stage() {
 }
 
 #[test]
-fn c196_a_trigger_job_has_no_script() {
+fn c196_trigger_job_cannot_have_a_script() {
     assert_fails("c: {trigger: {include: x.yml}, script: [y]}", "jobs:c config contains unknown keys: `script`");
 }

@@ -33,7 +33,7 @@ fn with_inputs(inputs: &str) -> String {
     format!("include: {{local: c.yml, inputs: {inputs}}}\n")
 }
 
-/// Loads a root file with this header and this body.
+/// Returns the merged tree of a root file with this body, and with `inputs` in its header.
 #[track_caller]
 fn interpolated(project: &TestProject, inputs: &str, body: &str) -> Value {
     merged(&project.load(format!("spec: {{inputs: {inputs}}}\n---\n{body}\n")))
@@ -198,8 +198,9 @@ fn c085_integrity_of_a_remote_file_is_checked() {
     let wrong_digest = "NXVHgQZi9zWgQe4jJ3y0GKBHK1u6NzX9F8X8zJgGmZ4=";
     let wrong = project.load(text(wrong_digest));
     assert_rejected(&wrong.diagnostics, "integrity check");
-    let help = wrong.diagnostics[0].help.clone().expect("the help names the digest");
-    let digest = help.split("sha256-").nth(1).and_then(|rest| rest.split('`').next()).expect("a digest");
+    let help = wrong.diagnostics[0].help.clone().expect("the diagnostic must have a help");
+    let digest =
+        help.split("sha256-").nth(1).and_then(|rest| rest.split('`').next()).expect("the help must contain the digest");
     assert_eq!(jobs(&merged(&project.load(text(digest)))), ["a"]);
     assert_eq!(jobs(&merged(&project.load("include: https://x/y.yml"))), ["a"]);
 }
@@ -239,7 +240,11 @@ fn c088_types_are_strict() {
     ] {
         assert_rejected(&project.load(with_inputs(inputs)).diagnostics, part);
     }
-    assert_eq!(errors(&project.load(with_inputs("{n: 1, l: '[\"p\"]'}")).diagnostics), [""; 0], "a list as JSON text");
+    assert_eq!(
+        errors(&project.load(with_inputs("{n: 1, l: '[\"p\"]'}")).diagnostics),
+        [""; 0],
+        "a list can be given as JSON text"
+    );
 }
 
 #[test]

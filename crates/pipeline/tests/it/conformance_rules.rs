@@ -18,7 +18,7 @@ fn is_created(case: impl FnOnce(Case) -> Case, rules: &str) -> bool {
 }
 
 #[test]
-fn c134_job_that_is_manual_by_a_rule_blocks() {
+fn c134_job_that_is_manual_by_a_rule_blocks_the_pipeline() {
     let a = job("a: {S, rules: [{if: $NOPE}, {if: $CI_COMMIT_BRANCH, when: manual}, {when: always}]}", "a");
     assert_eq!((a.when, a.allow_failure), (When::Manual, AllowFailure::No));
     let texts: Vec<&str> = a.decisions.iter().map(|decision| decision.text.as_str()).collect();
@@ -30,7 +30,7 @@ fn c134_job_that_is_manual_by_a_rule_blocks() {
 }
 
 /// The expectation for the second and third configuration is not confirmed on GitLab. GitLab computes `allow_failure`
-/// from the job's own `when` before it evaluates rules, and a rule replaces only what it sets. The value therefore stays
+/// from the job's own `when` before it evaluates rules, and a rule replaces only what it sets. The value therefore remains
 /// true even if the rule itself has `when: manual` (open question 7).
 #[test]
 fn c135_job_that_is_manual_by_its_own_when_may_fail() {
@@ -88,11 +88,11 @@ fn c140_changes_match_by_pattern() {
 #[test]
 fn c141_nothing_to_compare_with_counts_as_changed() {
     let rule = "{changes: [docs/*]}";
-    assert!(is_created(|case| case.changed(None), rule), "a new branch");
-    assert!(is_created(|case| case.tag("v1"), rule), "a tag");
-    assert!(is_created(|case| case.source(PipelineSource::Schedule), rule), "a schedule");
-    assert!(is_created(|case| case.source(PipelineSource::Web), rule), "the web form");
-    assert!(!is_created(|case| case.changed(Some(&[])), rule), "an empty difference");
+    assert!(is_created(|case| case.changed(None), rule), "`changes` must match for a new branch");
+    assert!(is_created(|case| case.tag("v1"), rule), "`changes` must match for a tag");
+    assert!(is_created(|case| case.source(PipelineSource::Schedule), rule), "`changes` must match for a schedule");
+    assert!(is_created(|case| case.source(PipelineSource::Web), rule), "`changes` must match for the web form");
+    assert!(!is_created(|case| case.changed(Some(&[])), rule), "`changes` must not match an empty difference");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn c149_workflow_sets_the_name_and_the_variables() {
 }
 
 #[test]
-fn c150_jobs_without_rules_are_not_for_merge_requests() {
+fn c150_jobs_without_rules_need_workflow_rules_to_run_for_merge_requests() {
     let jobs = "a: {S}, b: {S, rules: [{if: $CI_MERGE_REQUEST_ID}]}";
     assert_eq!(Case::new(&format!("{{{jobs}}}")).merge_request().jobs(), ["b"]);
     let with_workflow = format!("{{workflow: {{rules: [{{when: always}}]}}, {jobs}}}");
@@ -227,7 +227,7 @@ fn c204_cache_key_depends_on_files() {
     let prefixed = Case::new("a: {S, cache: {key: {files: [Gemfile.lock], prefix: p}, paths: [v]}}");
     assert_eq!(key(&prefixed), "p-default");
     let present = key(&prefixed.clone().tracked("Gemfile.lock"));
-    let digest = present.strip_prefix("p-").expect("the prefix");
+    let digest = present.strip_prefix("p-").expect("the key must begin with the prefix");
     assert!(digest.len() == 40 && digest.chars().all(|c| c.is_ascii_hexdigit()), "{present}");
     assert_eq!(present, key(&prefixed.tracked("Gemfile.lock").tracked("other")), "an unrelated file changes nothing");
     let pattern = Case::new("a: {S, cache: {key: {files: [\"src/*.rb\"], prefix: p}, paths: [v]}}");

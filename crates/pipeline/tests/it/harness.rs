@@ -14,8 +14,7 @@ use muster_pipeline::load::{self, Loaded};
 use muster_pipeline::node::{Node, Value};
 use muster_pipeline::{Compiled, compile, compile_child};
 
-/// A project with an event and its files. Builder methods change it. [`TestProject::load`] and [`TestProject::compile`]
-/// use it.
+/// A project with an event and its files, for [`TestProject::load`] and [`TestProject::compile`].
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TestProject {
     pub(crate) context: Context,
@@ -81,7 +80,7 @@ impl TestProject {
         self.scoped(Variable::public(key, value), false, "*")
     }
 
-    /// Adds a project variable that may be only for protected refs, or for the environments that `scope` matches.
+    /// Adds a project variable for the environments that `scope` matches. `protected` restricts it to protected refs.
     pub(crate) fn scoped(mut self, variable: Variable, protected: bool, scope: &str) -> Self {
         self.context.project_variables.push(ScopedVariable {
             variable,

@@ -7,7 +7,7 @@ use muster_pipeline::{NotCreatedReason, preview};
 use crate::case::{Case, assert_fails, job, jobs, script};
 use crate::harness::{TestProject, assert_rejected, errors, project, warnings};
 
-/// A job with all keywords.
+/// A configuration with many keywords. The job `full` has most of them.
 const FULL: &str = "
 stages: [build, test]
 variables:
@@ -58,7 +58,7 @@ full:
 ";
 
 #[test]
-fn job_with_all_keywords_is_compiled() {
+fn configuration_with_many_keywords_is_compiled() {
     let case = Case::new(FULL);
     let pipeline = case.pipeline();
     assert_eq!(pipeline.name.as_deref(), Some("all of it"));
@@ -75,7 +75,7 @@ fn job_with_all_keywords_is_compiled() {
     let artifacts = work.artifacts.as_ref().expect("no artifacts");
     let kinds: Vec<&str> = artifacts.reports.iter().map(|(kind, _)| kind.as_str()).collect();
     assert_eq!(kinds, ["junit", "dotenv", "cobertura"]);
-    assert_eq!(artifacts.access, "developer", "public: false");
+    assert_eq!(artifacts.access, "developer", "`public: false` is replaced by `access`");
     assert!(full.retry.always && full.interruptible && full.retry.when.len() == 1);
     assert_eq!(full.resource_group.as_deref(), Some("prod/high"));
     assert_eq!(full.timeout.map(|timeout| timeout.as_secs()), Some(3600));

@@ -105,7 +105,7 @@ fn oversized_configurations_fail_fast() {
     }
 }
 
-/// Each include passes its input on with 100 more levels. A tree of that depth would overflow the stack.
+/// Each nested include wraps the input in 100 more lists. Without a limit, such a deep tree would overflow the stack.
 #[test]
 fn growing_inputs_are_rejected() {
     let (open, close) = ("[".repeat(100), "]".repeat(100));

@@ -1,6 +1,6 @@
 //! Snapshot of the error messages: one faulty configuration for each message, with its help.
 //!
-//! Messages about loading files are in `rendered.rs`, which also tests their positions.
+//! `rendered.rs` has further messages about loading files, and also tests their positions.
 
 use std::fmt::Write as _;
 

@@ -148,7 +148,7 @@ pub(crate) fn check_consistency(compiled: &Compiled) -> Result<(), TestCaseError
     }
     let Some(pipeline) = &compiled.pipeline else { return Ok(()) };
     let names: HashSet<&str> = pipeline.jobs.iter().map(|job| job.name.as_str()).collect();
-    prop_assert_eq!(names.len(), pipeline.jobs.len(), "names are unique");
+    prop_assert_eq!(names.len(), pipeline.jobs.len(), "the names of jobs must be unique");
     for job in &pipeline.jobs {
         prop_assert_eq!(pipeline.stages.get(job.stage_index), Some(&job.stage));
         for need in job.needs.iter().flatten() {
