@@ -1,8 +1,8 @@
 //! Variable references that the server expands before a runner gets a job: `$NAME`, `${NAME}` and `%NAME%`
 //! (docs/spec/pipeline-yaml.md, section 4.2).
 //!
-//! Invariants: `$$` and `%%` are not changed, because the runner resolves them. Expansion terminates, and its result is
-//! bounded.
+//! Invariants: `$$` and `%%` are not changed. The runner later replaces `$$` with `$`. Expansion terminates, and its
+//! result is bounded.
 
 use std::collections::HashMap;
 

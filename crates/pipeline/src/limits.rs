@@ -1,7 +1,10 @@
 //! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0). Hostile input fails early with a
 //! clear error.
 
-/// Limits of one compilation. [`Limits::default`] contains GitLab's values. Tests use smaller ones.
+/// Limits of one compilation.
+///
+/// In [`Limits::default`], the limits on file size, depth and includes are GitLab's, and the limits on the number of values are Muster's
+/// own. Tests use smaller limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum size of a file in bytes.
@@ -22,7 +25,7 @@ impl Default for Limits {
     }
 }
 
-/// Maximum depth of `extends`, including the job itself (docs/spec/pipeline-yaml.md, section 2.4).
+/// Maximum depth of `extends`, including the job itself (docs/spec/pipeline-yaml.md, section 1.0).
 pub const MAX_EXTENDS_LEVELS: usize = 11;
 /// Maximum number of `!reference` tags that refer to each other in a chain (docs/spec/pipeline-yaml.md, section 2.5).
 pub const MAX_REFERENCE_CHAIN: usize = 10;

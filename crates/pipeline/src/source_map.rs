@@ -33,7 +33,9 @@ impl SourceMap {
         self.sources.get(usize::try_from(id.0).ok()?)
     }
 
-    /// Returns all texts in the order in which they were read. The first is the root file.
+    /// Returns all texts in the order in which they were read.
+    ///
+    /// The first text is the root file or, for a child pipeline, the first entry of `trigger:include`.
     #[must_use]
     pub fn all(&self) -> &[Source] {
         &self.sources

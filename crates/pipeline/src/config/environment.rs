@@ -56,7 +56,7 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
     if action == "stop" {
         problems.report(node.span, at, "can't be used with `action: stop`");
     }
-    // A variable is expanded when the job ends, so it cannot be checked here.
+    // The value of a variable is not known yet, so it cannot be checked here.
     if node.as_str().is_some_and(|text| text.contains('$')) {
         return text(node, at, problems);
     }

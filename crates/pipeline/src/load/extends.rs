@@ -1,7 +1,7 @@
 //! `extends` (docs/spec/pipeline-yaml.md, section 2.4): merges each job over its parents, after the parents have been
 //! merged.
 //!
-//! Processes the graph of parents level by level, without recursion.
+//! Processes each key after all its parents, without recursion.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

@@ -192,7 +192,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Returns the map of a file with everything that it includes. Returns `None` if its inputs are invalid.
+    /// Returns the map of a file with everything that it includes. Returns `None` if its header or inputs are invalid.
     fn file(&mut self, file: &File, given: &[GivenInput], at: Option<Span>, depth: usize) -> Option<Map> {
         let body = self.interpolated(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));

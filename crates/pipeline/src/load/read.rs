@@ -1,4 +1,4 @@
-//! Reads a file into a header and a body. A file that is included several times is read once.
+//! Reads a file into a header and a body. The loader does this once for a file that is included several times.
 
 use std::sync::Arc;
 

@@ -62,8 +62,7 @@ impl Resolver<'_> {
             (Ok(glob), Ok(tree)) => {
                 let found: Vec<_> = tree.iter().filter(|path| glob.is_match(path)).cloned().map(target).collect();
                 if found.is_empty() {
-                    // GitLab presumably includes nothing in this case (open question 2 of docs/spec/pipeline-yaml.md,
-                    // section 9).
+                    // GitLab presumably includes nothing in this case (docs/spec/pipeline-yaml.md, section 9, point 2).
                     diagnostics.push(Diagnostic::warning(span, format!("no tracked file matches `{path}`")));
                 }
                 found

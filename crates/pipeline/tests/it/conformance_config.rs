@@ -196,7 +196,7 @@ fn c029_retry_is_0_to_2_for_known_reasons() {
     assert_fails("a: {S, retry: {max: 2, when: sunspots}}", "jobs:a:retry:when config should be one of");
 }
 
-/// Open question 4 of the specification: `{max: 1}` alone retries after any failure, as `retry: 1` does.
+/// `{max: 1}` alone retries after any failure, as `retry: 1` does (docs/spec/pipeline-yaml.md, section 9, point 4).
 #[test]
 fn c029_retry_without_conditions_is_for_any_reason() {
     let retry = job("a: {S, retry: {max: 1}}", "a").retry;

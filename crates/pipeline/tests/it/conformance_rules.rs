@@ -31,7 +31,7 @@ fn c134_job_that_is_manual_by_a_rule_blocks_the_pipeline() {
 
 /// The expectation for the second and third configuration is not confirmed on GitLab. GitLab computes `allow_failure`
 /// from the job's own `when` before it evaluates rules, and a rule replaces only what it sets. The value therefore remains
-/// true even if the rule itself has `when: manual` (open question 7).
+/// true even if the rule itself has `when: manual` (docs/spec/pipeline-yaml.md, section 9, point 7).
 #[test]
 fn c135_job_that_is_manual_by_its_own_when_may_fail() {
     for yaml in [
