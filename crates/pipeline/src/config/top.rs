@@ -125,7 +125,7 @@ fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
     match &**name {
         "types" => return reject("`types` is not supported".to_owned(), "use `stages`", problems),
         "spec" => {
-            let help = "move it to the header: put it before the jobs, and a line `---` after it";
+            let help = "put `spec` before the jobs, and a line `---` after it";
             return reject("`spec` is only allowed in the header of a file".to_owned(), help, problems);
         }
         _ => {}
@@ -134,12 +134,12 @@ fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
         return reject("jobs name can't be blank".to_owned(), "give the job a name", problems);
     }
     if keywords::FORBIDDEN_JOB_NAMES.contains(&&**name) {
-        return reject(format!("jobs:{name} is a reserved name"), "give it another name", problems);
+        return reject(format!("jobs:{name} is a reserved name"), "give the job another name", problems);
     }
     let length = name.chars().count();
     if length > MAX_NAME {
         let message = format!("jobs:{name} name is too long (maximum is {MAX_NAME} characters, but it has {length})");
-        return reject(message, "give it a shorter name", problems);
+        return reject(message, "give the job a shorter name", problems);
     }
     if entry.node.as_map().is_some() {
         return true;

@@ -41,7 +41,7 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
         },
         (None, Some(include)) => {
             for key in ["branch", "inputs"].into_iter().filter(|key| fields.get(key).is_some()) {
-                let help = if key == "inputs" { "move `inputs` to the entry of `include`" } else { "remove it" };
+                let help = if key == "inputs" { "move `inputs` to the entry of `include`" } else { "remove `branch`" };
                 let message = format!("config has `{key}`, which is valid only with `project`, not with `include`");
                 problems.report_with_help(fields.key_span(key), at, message, help);
             }

@@ -125,7 +125,7 @@ fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut V
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
             let known = if diagnostics.len() < MAX_SUGGESTIONS { root.len() } else { 0 };
             problem.help = did_you_mean(name, root.keys().take(known).map(|key| &**key).filter(|key| *key != child))
-                .or_else(|| Some("define it here or in an included file".to_owned()));
+                .or_else(|| Some(format!("define `{name}` here or in an included file")));
             diagnostics.push(problem);
         }
     }

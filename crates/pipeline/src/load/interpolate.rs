@@ -184,7 +184,9 @@ impl Interpolator<'_> {
                 None => {
                     let help = did_you_mean(name, self.inputs.keys().map(|key| &**key).take(MAX_COMPARED_INPUTS))
                         .or_else(|| {
-                            Some(format!("declare it in the header of this file: `spec: {{inputs: {{{name}: }}}}`"))
+                            Some(format!(
+                                "declare the input in the header of this file: `spec: {{inputs: {{{name}: }}}}`"
+                            ))
                         });
                     return Err(BlockError::new(format!("unknown interpolation key: `inputs.{name}`"), help));
                 }
@@ -218,7 +220,7 @@ impl Interpolator<'_> {
     fn component_field(&self, field: &str) -> Result<Value, BlockError> {
         if !self.declared_fields.iter().any(|declared| declared == field) {
             let help = did_you_mean(field, self.declared_fields.iter().map(String::as_str))
-                .or_else(|| Some(format!("declare it in the header: `spec: {{component: [{field}]}}`")));
+                .or_else(|| Some(format!("declare the field in the header: `spec: {{component: [{field}]}}`")));
             return Err(BlockError::new(format!("unknown interpolation key: `component.{field}`"), help));
         }
         let Some(fields) = self.component else {
@@ -256,7 +258,8 @@ impl Interpolator<'_> {
             BlockError::new(
                 format!("`expand_vars` cannot use the masked variable `{name}`"),
                 Some(
-                    "its value would be visible in the configuration; use the variable in `script` instead".to_owned(),
+                    "the configuration would show the value of the variable; use the variable in `script` instead"
+                        .to_owned(),
                 ),
             )
         })

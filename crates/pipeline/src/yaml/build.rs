@@ -298,7 +298,7 @@ fn parse_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
             None => {
                 problems.push(
                     Diagnostic::error(span, format!("keys must be text, not {}", built.node.kind()))
-                        .help("put it into quotes to make it text"),
+                        .help("put the key into quotes to make it text"),
                 );
                 Key::Invalid
             }
