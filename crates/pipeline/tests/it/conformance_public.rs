@@ -86,6 +86,16 @@ fn c230_a_null_default_is_a_default() {
 }
 
 #[test]
+fn null_default_of_an_input_rule_without_options_requires_a_value() {
+    for kind in ["string", "number"] {
+        let inputs = format!("{{x: {{type: {kind}, rules: [{{default: null}}]}}}}");
+        assert_eq!(input_errors(&inputs, "{}"), ["`t.yml`: `x` input: required value has not been provided"]);
+        assert_eq!(first_script_line(&inputs, "{x: 12}"), "<12>");
+    }
+    assert_eq!(first_script_line("{x: {rules: [{options: ['', a], default: null}]}}", "{}"), "<>");
+}
+
+#[test]
 fn c230_text_inputs_accept_numbers_and_booleans() {
     assert_eq!(first_script_line("{x: {type: string}}", "{x: 12}"), "<12>");
     assert_eq!(first_script_line("{x: }", "{x: 1.5}"), "<1.5>");
