@@ -126,8 +126,7 @@ pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     let reasons = fields.get("when").map(|node| retry_reasons(node, at.key("when"), problems)).unwrap_or_default();
     let codes = fields.get("exit_codes");
     let exit_codes = codes.and_then(|node| exit_codes(node, at.key("exit_codes"), problems)).unwrap_or_default();
-    // `{max: 1}` without other keys retries after any failure (open question 4 of docs/spec/pipeline-yaml.md, section
-    // 9).
+    // `{max: 1}` without other keys retries after any failure (docs/spec/pipeline-yaml.md, section 9, point 4).
     let unconditional = fields.get("when").is_none() && codes.is_none();
     Some(Retry {
         max: max?,

@@ -63,9 +63,10 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
     duration_or_never(node, at, problems)
 }
 
+/// Reports a name of an environment or of a resource group that is blank or has other characters than GitLab permits.
 fn check_name(name: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> Option<()> {
     if name.trim().is_empty() {
-        problems.report(span, at, "name can't be blank");
+        problems.report(span, at, "can't be blank");
         return None;
     }
     let has_valid_chars = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
@@ -85,12 +86,6 @@ fn is_url(url: &str) -> bool {
 /// Parses `resource_group`.
 pub(crate) fn resource_group(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let name = text(node, at, problems)?;
-    let has_valid_chars = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
-    if name.trim().is_empty() || !has_valid_chars || name.starts_with('/') || name.ends_with('/') {
-        let message = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
-                    start or end with '/'";
-        problems.report(node.span, at, message);
-        return None;
-    }
+    check_name(&name, node.span, at, problems)?;
     Some(name)
 }

@@ -86,7 +86,7 @@ pub(super) fn read(
     if body.is_none() && header.is_none() {
         return Err(vec![
             Diagnostic::error(at.unwrap_or(start_of(source)), blank_message.to_owned())
-                .help("the file is empty, or contains only comments"),
+                .help("the file is empty, or contains only comments; add a job"),
         ]);
     }
     let digest = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, Sha256::digest(&bytes));
