@@ -1,4 +1,4 @@
-//! Errors on the way to an agent.
+//! Errors from acquiring an execution environment, and from reaching the agent there.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use muster_agent_api::client::{AgentError, Unreachable};
 
 /// Errors from acquiring or reaching an execution environment.
 ///
-/// All of them may be transient; the caller decides how long to retry.
+/// Every error except [`Self::Lost`] may be transient. The caller decides how long to retry.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// No process answers, or the process that answers is not an agent.

@@ -36,7 +36,7 @@ pub(super) struct AgentStream {
 /// Returns a stream to the machine's agent, and the platform of the machine.
 ///
 /// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform that the machine had when it was
-/// last reached. If the platform has changed, the machine reports the new one before anything is sent.
+/// last reached; `None` means the platform of the manager. A machine with another platform reports it before anything is sent.
 ///
 /// # Errors
 /// [`DeployError`] if there is no agent for the machine, or if it cannot be sent or started.

@@ -1,4 +1,4 @@
-//! Commands that run on a machine, as text that any POSIX shell executes and any login shell passes on.
+//! Scripts that a POSIX shell runs on a machine, wrapped so that any login shell can start them.
 //!
 //! ```text
 //! ~/.muster/bin/<sha256>    the executable: placed atomically under its hash, and cached
@@ -32,9 +32,9 @@ const STAT_FORMAT: &str = "%d:%i:%s:%Y:%Z";
 
 /// Returns the command that starts a relay to the agent, and the agent if none runs.
 ///
-/// `at` is a path at which the machine may have the executable, too. A machine that shares the manager's disk has the same file there,
-/// which its inode proves without reading it. On other machines, the hash of a cached executable is checked before it becomes an agent.
-/// While an agent listens, the hash is not checked, because the executable is then only the relay.
+/// `at` is the path of the executable on the manager's machine. A machine that shares the manager's disk has the same file there.
+/// Comparing the inode proves this without reading the file. On other machines, the hash of a cached executable is checked before it is
+/// started as the agent. While an agent listens, the hash is not checked, because the executable is then only the relay.
 pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let FileIdentity { hash, inode } = identity;

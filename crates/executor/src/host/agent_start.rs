@@ -30,7 +30,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const LOG_TAIL_BYTES: u64 = 1000;
 /// Maximum time that another process may hold the lock. A manager holds it until its agent listens.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two attempts to take the lock. The system has no event for its release that can be canceled.
+/// Time between two attempts to take the lock. A blocking `flock` could not be canceled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the agent that answers on the socket, or starts one if no agent answers.
@@ -82,7 +82,7 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
     }
 }
 
-/// Opens a file of the state directory. Never blocks, for instance on a FIFO in its place.
+/// Opens a file of the state directory. Never blocks, even if a FIFO has replaced the file.
 async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
     Ok(muster_files::run_blocking(path, move || muster_files::open_with(&mut options, &own)).await?)

@@ -46,7 +46,7 @@ fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, E
         path: state_dir.to_owned(),
         source: io::Error::other(error),
     })?;
-    // The hash is the same for all processes of one build. Other builds have another format of the spool anyway.
+    // `DefaultHasher::new` uses constant keys, so all processes of one build compute the same hash.
     let mut hasher = DefaultHasher::new();
     state_dir.as_os_str().as_bytes().hash(&mut hasher);
     Ok(directory.join(format!("{:016x}{suffix}", hasher.finish())))

@@ -109,7 +109,10 @@ async fn c118_ready_marker_in_two_writes_is_recognized() {
     // Each `printf` of a shell is one write.
     let agent = executable(home.path(), "printf 'step-runner is list'; printf 'ening on socket %s\\n' \"$4\"");
     let error = environment(&executor(home.path(), agent)).connect().await.unwrap_err();
-    assert!(matches!(error, ExecutorError::Unreachable(_)), "it counts as ready, and does not answer: {error}");
+    assert!(
+        matches!(error, ExecutorError::Unreachable(_)),
+        "the agent must count as ready, although it does not answer: {error}"
+    );
 }
 
 #[test]
@@ -178,9 +181,9 @@ async fn leases_are_limited_awaited_and_restored() {
     let executor = executor(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "waiting jobs do not change the capacity");
+    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "the lease changed the capacity");
     let record = lease.record.clone();
-    assert!(executor.restore(&record).await.is_err(), "one lease per slot");
+    assert!(executor.restore(&record).await.is_err(), "the slot was leased twice");
     let next = EnvironmentRequest::new(JobId(2));
     let (second, ()) = tokio::join!(executor.acquire(&key, &next), async { lease.release() });
     second.unwrap().release();

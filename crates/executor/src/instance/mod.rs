@@ -6,8 +6,8 @@
 //!
 //! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine ([`isolation`]).
 //!
-//! A broken connection is replaced as long as the instance exists. The scaler decides whether it still exists: it is notified of the broken
-//! connection at once, and queries the provider.
+//! A broken connection is replaced as long as the instance exists. The scaler decides whether the instance still exists: the scaler is
+//! notified of the broken connection at once, and queries the provider.
 
 mod acquire;
 mod claims;

@@ -29,7 +29,7 @@ pub trait ExecutorKind: Send + Sync + 'static {
         runners: &[Arc<RunnerSettings>],
     ) -> Result<Arc<dyn Executor>, ConfigureError>;
 
-    /// Reports which runners have this kind of executor, in the order of the configuration. Called after changes.
+    /// Receives the runners that have this kind of executor, in the order of the configuration. Called after changes.
     fn configured(&self, _runners: &[RunnerKey]) {}
 
     /// Removes the executor of a runner that has no jobs left and was removed from the configuration or switched to another executor.
@@ -39,10 +39,10 @@ pub trait ExecutorKind: Send + Sync + 'static {
         None
     }
 
-    /// Reports that all leases of an earlier manager process have been announced.
+    /// Called when all leases of an earlier manager process have been announced.
     fn leases_announced(&self) {}
 
-    /// Reports that the manager requests no more jobs.
+    /// Called when the manager requests no more jobs.
     fn drain(&self) {}
 
     /// Stops all executors, because the manager exits. Returns within about `timeout`.

@@ -18,7 +18,7 @@ pub struct Fleet {
     pub executor: Arc<InstanceExecutor>,
 }
 
-/// Fleets of all runners: those in the configuration in its order, then those that are shutting down.
+/// Fleets of all runners: first those in the configuration, in its order, then those that are shutting down.
 #[derive(Default)]
 pub struct FleetList(Mutex<Fleets>);
 
