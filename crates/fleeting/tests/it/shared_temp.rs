@@ -95,7 +95,7 @@ async fn start_plugin(expected: &Path) {
         );
     }
     group.stop().await;
-    assert!(!sockets.exists(), "the directory is removed with the plugin");
+    assert!(!sockets.exists(), "the directory was not removed with the plugin");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //! their similarity.
 //!
 //! The `aho-corasick` crate reports matches, but not the length of a partial match at the end of the stream. Live logs
-//! need it, so that no more bytes than necessary are held back.
+//! need this length, so that no more bytes than necessary are held back.
 
 use std::collections::VecDeque;
 

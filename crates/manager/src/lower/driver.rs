@@ -32,9 +32,9 @@ pub(super) fn applies(context: &JobContext) -> bool {
 /// Returns the context of a job in the environment of the driver. The directories that the driver chooses are placeholders.
 pub(super) fn inside(context: &JobContext) -> JobContext {
     let runner = &context.runner;
-    let is_open = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
+    let driver_chooses = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
     let directory = |configured: &Option<PathBuf>, placeholder: &str| match configured {
-        Some(path) if !is_open => path.clone(),
+        Some(path) if !driver_chooses => path.clone(),
         _ => PathBuf::from(placeholder),
     };
     let directories = Directories {
@@ -131,7 +131,7 @@ fn answer(payload: &JobPayload) -> String {
     answer.unwrap_or_else(|| json!(payload).to_string())
 }
 
-/// Returns the job's services for the driver. Empty if there are none.
+/// Returns the job's services as JSON for the driver. The text is empty if there are none.
 fn services(payload: &JobPayload, variables: &Variables) -> String {
     if payload.services.is_empty() {
         return String::new();

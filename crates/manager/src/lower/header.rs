@@ -82,7 +82,7 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
     vec![format!("Job triggered by policy \"{}\".", policy.policy_name), overrides]
 }
 
-/// Returns a note if the job requests containers: this executor runs it on the host.
+/// Returns a note if the job requests containers, which this executor does not use.
 fn notice(payload: &JobPayload, runner: &RunnerSettings, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
     let is_unused = |service: &&Image| services::program(runner, service, variables).is_none();

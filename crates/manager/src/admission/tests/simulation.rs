@@ -145,7 +145,7 @@ impl Simulation {
         }
     }
 
-    /// Asserts that a request is canceled only if the server cannot have answered it.
+    /// Asserts that a request is canceled only after [`MIN_HOLD`], or if it is obsolete and its server repeats assignments.
     fn check_cancellation(&self, poll: PollId) {
         let (sent, generation, is_repeatable) = self.sent[&poll];
         let (_, runner) = self.in_flight.iter().find(|(in_flight, _)| *in_flight == poll).unwrap();
