@@ -1,8 +1,8 @@
-//! Which refs may use what a job leaves for later jobs: jobs of protected refs, or those of all refs.
+//! Decides which later jobs may use the caches and volumes of a job: only those of protected refs, or those of all refs.
 
 use muster_runner_api::payload::JobPayload;
 
-/// Variable that contains whether the ref is protected, for servers whose payload has no such field.
+/// Variable that states whether the ref is protected, for servers whose payload has no such field.
 const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 
 /// Returns whether the job's ref is protected. `None` means that the server does not report it.

@@ -197,7 +197,7 @@ async fn connect_time_does_not_count_as_hold_time() {
     let manager = harness.manager_with_settings(slow.settings(&harness)).await;
     slow.wait_for_connection().await;
     slow.accept_permits.add_permits(1);
-    // The second request carries a version of the queue. It is outdated on arrival, so the front end passes the request on.
+    // The second request carries a queue version that is outdated on arrival, so the front end passes the request on.
     slow.wait_for_connection().await;
     harness.coordinator.set_assignment_enabled(false);
     harness.push(&json!({}));

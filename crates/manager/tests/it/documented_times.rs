@@ -81,7 +81,9 @@ impl Fixture {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Returns the time until the job has ended at the coordinator, which depends only on the manager.
+    /// Returns the time until the job has ended at the coordinator.
+    ///
+    /// The clock advances only in steps, so the time does not depend on the speed of the machine.
     async fn until_ended(&self) -> Duration {
         // A paused clock does not advance automatically while a thread is busy.
         let (busy, idle) = std::sync::mpsc::channel::<()>();
