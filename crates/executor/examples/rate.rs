@@ -1,7 +1,7 @@
-//! Measures how fast a fleet grows on a cloud that creates a limited number of instances per second, and how long a running instance
-//! waits for its job.
+//! Measures how fast a fleet grows on a cloud that limits the creations per second.
 //!
-//! The measurement covers everything except the machines: plugin process, protocol, driver, engine and the ledger on disk.
+//! Also measures how long a running instance waits for its job. The measurement covers everything except the machines: plugin process,
+//! protocol, driver, engine and the ledger on disk.
 //!
 //!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!

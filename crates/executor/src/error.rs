@@ -64,7 +64,9 @@ pub enum ExecutorError {
     /// The executor could not provide an environment.
     #[error("{0}")]
     NotAcquired(String),
-    /// A lease of an earlier manager process cannot be restored, because its slot is in use or its environment no longer exists.
+    /// A lease of an earlier manager process cannot be restored.
+    ///
+    /// Its slot is in use, or its environment no longer exists.
     #[error(
         "failed to restore slot {slot} of environment `{environment}`: it is in use, or the environment does not exist"
     )]

@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// Maximum time between two reads of the system clock. An operator may set the clock, and it advances while the machine is suspended.
+/// Maximum time between two reads of the system clock.
+///
+/// An operator may set the clock, and it advances while the machine is suspended.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A wall clock.

@@ -1,4 +1,4 @@
-//! Limits on the number of jobs that run: `concurrent` for all runners, and the `limit` of each runner (J4).
+//! Limits on the number of running jobs: `concurrent` for all runners, and each runner's `limit` (J4).
 //!
 //! Admission sends no request whose job would exceed a limit. However, `concurrent` or `limit` may be reduced while a request is in
 //! flight, and the manager must accept the job that the request returns. Such a job waits here. A job counts as running from the time it
@@ -76,7 +76,9 @@ impl ConcurrencyLimits {
         self.permit(&mut self.state.lock(), runner)
     }
 
-    /// Waits until the job may run. Calls `on_wait` if the job must wait. Dropping the future gives up the job's turn.
+    /// Waits until the job may run.
+    ///
+    /// Calls `on_wait` if the job must wait. Dropping the future gives up the job's turn.
     pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, on_wait: impl FnOnce()) -> RunPermit {
         let mut changed = self.changed.subscribe();
         let waiter = Waiter::new(self, runner);

@@ -29,7 +29,9 @@ pub(super) struct AgentStream {
     pub(super) stream: Box<dyn Stream>,
     /// Home directory on the machine.
     pub(super) home: PathBuf,
-    /// Whether the agent runs another executable and still has jobs. After its last job, the next stream leads to a new agent.
+    /// Whether the agent runs another executable and still has jobs.
+    ///
+    /// After its last job, the next stream leads to a new agent.
     pub(super) is_outdated: bool,
 }
 
@@ -103,7 +105,9 @@ async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, 
     tokio::time::timeout(ANSWER_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
 }
 
-/// Returns the first line that begins with [`ANSWER_PREFIX`], without the prefix. Reads nothing after that line.
+/// Returns the first line that begins with [`ANSWER_PREFIX`], without the prefix.
+///
+/// Reads nothing after that line.
 async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
     let mut last = String::new();
     for _ in 0..MAX_LINES {

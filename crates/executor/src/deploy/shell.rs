@@ -20,9 +20,13 @@ const SHA256_COMMAND: &str = r"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/
 pub(super) const ABSENT: &str = "absent";
 /// Answer after the executable was placed.
 pub(super) const PLACED: &str = "placed";
-/// Answer of a relay that is connected to the agent. The home directory follows; all bytes after the line are the agent's.
+/// Answer of a relay that is connected to the agent.
+///
+/// The home directory follows; all bytes after the line are the agent's.
 pub const CONNECTED: &str = "connected ";
-/// Answer of a relay that is connected to an outdated agent, which runs another executable and still has jobs.
+/// Answer of a relay that is connected to an outdated agent.
+///
+/// Such an agent runs another executable and still has jobs.
 pub const OUTDATED: &str = "connected to an outdated agent ";
 /// Answer of a relay that cannot connect. The reason follows.
 pub const FAILED: &str = "failed ";
@@ -52,7 +56,9 @@ pub(super) fn install(hash: &str) -> String {
     ))
 }
 
-/// Wraps a script for `sh`, whatever the login shell is. The script must not contain quotes, exclamation marks or line breaks.
+/// Wraps a script for `sh`, whatever the login shell is.
+///
+/// The script must not contain quotes, exclamation marks or line breaks.
 fn wrapped(script: &str) -> String {
     debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
     format!("exec sh -c '{script}'")

@@ -1,5 +1,7 @@
-//! Tests of deploying an agent over a session whose commands run on this host with a separate home directory. The executable is a stand-in
-//! that relays to an agent in memory; the tests in `tests/` start the real one.
+//! Tests of deploying an agent over a session.
+//!
+//! The session's commands run on this host with a separate home directory. The executable is a stand-in that relays to an agent in
+//! memory; the tests in `tests/` start the real one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -92,7 +94,7 @@ impl Machine {
     }
 }
 
-/// Returns agents whose executable answers as `muster agent connect` does, after some output of a profile.
+/// Returns agents whose executable prints a line, as a profile may do, and then runs `commands`.
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();

@@ -24,7 +24,9 @@ use crate::ExecutorError;
 pub const READY_MARKER: &str = "step-runner is listening on socket";
 /// Maximum time from the start of the process until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time after which an unused agent exits. It is unused while no manager is connected and no result waits to be fetched.
+/// Time after which an unused agent exits.
+///
+/// An agent is unused while no manager is connected and no result waits to be fetched.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Number of bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 1000;
@@ -114,7 +116,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     }
 }
 
-/// Returns the command that starts the agent, or `su` with that command if the agent runs as another user.
+/// Returns the command that starts the agent, wrapped in `su` if the agent runs as another user.
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);

@@ -1,4 +1,4 @@
-//! Attacks by processes that are not agents of this manager, and by jobs on the directories of their user.
+//! Attacks by processes that are not agents of this manager, and by jobs through their directories.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -109,8 +109,9 @@ s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); s.settimeout
 print("step-runner is listening on socket", flush=True)
 while True: s.accept()[0].close()' "$4""#;
 
-/// The manager trusts the child that it started, although the child runs an interpreter and not the agent's executable. In a container,
-/// root may not even be allowed to read the executable of another user's process.
+/// The manager trusts the child that it started, whatever executable the child runs.
+///
+/// Here the child runs an interpreter. In a container, root may not even be allowed to read the executable of another user's process.
 #[tokio::test]
 async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     if !rustix::process::geteuid().is_root() {
@@ -148,8 +149,9 @@ fn socket_directory_writable_by_others_is_refused() {
     }
 }
 
-/// A manager that runs as root gives new directories to the user of the jobs. A link that a job created must not lead the manager to
-/// another directory.
+/// A manager that runs as root gives new directories to the user of the jobs.
+///
+/// A link that a job created must not lead the manager to another directory.
 #[test]
 fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     if !rustix::process::geteuid().is_root() {
@@ -188,7 +190,9 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     assert_eq!(owner(&elsewhere), 0);
 }
 
-/// Returns the error from starting an agent that exits immediately. Uses a separate thread, because faulty code may never return.
+/// Returns the error from starting an agent that exits immediately.
+///
+/// Uses a separate thread, because faulty code may never return.
 fn start_failing_agent(home: &Path) -> String {
     let agent = executable(home, "echo 'no space left' >&2; exit 1");
     let options = options(home, agent);

@@ -37,7 +37,9 @@ impl FileId {
     }
 }
 
-/// Identifies a process uniquely: process IDs are reused, but not with the same start time after the same boot.
+/// Unique identity of a process.
+///
+/// Process IDs are reused, but not with the same start time after the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessIdentity {
     boot: String,
@@ -81,7 +83,9 @@ fn read_proc(path: &str) -> io::Result<String> {
 pub(super) struct Process {
     identity: ProcessIdentity,
     user: Uid,
-    /// The pidfd. `None` if the kernel has no pidfds (before Linux 5.3) or forbids them to this process. Then the process gets no signals.
+    /// The pidfd.
+    ///
+    /// `None` if the kernel has no pidfds (before Linux 5.3) or forbids them to this process. Then the process gets no signals.
     handle: Option<Arc<OwnedFd>>,
 }
 
@@ -159,7 +163,9 @@ impl Process {
         self.handle().and_then(|handle| wait(handle, timeout))
     }
 
-    /// Sends a signal to the process. If it has ended, nothing happens, even if another process has its ID now.
+    /// Sends a signal to the process.
+    ///
+    /// If the process has ended, nothing happens, even if another process has its ID now.
     ///
     /// # Errors
     /// An I/O error.

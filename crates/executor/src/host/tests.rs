@@ -1,4 +1,6 @@
-//! Tests of the host adapter with stand-ins for the agent. The tests of `crates/muster` start the real one.
+//! Tests of the host adapter with stand-ins for the agent.
+//!
+//! The tests of `crates/muster` start the real one.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -18,7 +20,9 @@ pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
     serve_as(socket, "stub", pid)
 }
 
-/// Starts an agent in a separate runtime. The connections of the agent end with the runtime, like the connections of a process.
+/// Starts an agent in a separate runtime.
+///
+/// The connections of the agent end with the runtime, like the connections of a process.
 pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -202,8 +206,9 @@ fn socket_of_a_long_state_directory_has_a_stable_path() {
     assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
 }
 
-/// Environment variable that marks the child process, which has no `XDG_RUNTIME_DIR`. A test cannot remove a variable in its own process
-/// without affecting other tests.
+/// Environment variable that marks the child process, which has no `XDG_RUNTIME_DIR`.
+///
+/// A test cannot remove a variable in its own process without affecting other tests.
 const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 
 #[test]

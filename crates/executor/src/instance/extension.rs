@@ -1,4 +1,4 @@
-//! Forwards prices, stock and interruption notices from plugins that implement Muster's protocol extension.
+//! Forwards prices, stock and interruption notices from plugins with Muster's protocol extension.
 //!
 //! Plugins without the extension work, too: the scaler then uses the configured price and gets no notices.
 
@@ -85,7 +85,9 @@ async fn follow_once(
     }
 }
 
-/// Returns the offers of the plugin. The list is empty if the plugin does not support them. `None` means that the plugin was dropped.
+/// Returns the offers of the plugin.
+///
+/// The list is empty if the plugin does not support them. `None` means that the plugin was dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let plugin_group = plugin.group();

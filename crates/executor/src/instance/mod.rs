@@ -39,7 +39,9 @@ pub mod metrics {
     use muster_taskscaler::driver::Buckets;
     use prometheus::proto::MetricFamily;
 
-    /// Returns all metric families with zero values: of a new scaler, a plugin that was not started, and no virtual machine.
+    /// Returns all metric families with zero values.
+    ///
+    /// These are the metrics of a new scaler, of a plugin that was not started, and of no virtual machine.
     #[must_use]
     pub fn all() -> Vec<MetricFamily> {
         use muster_taskscaler::config::{Config, GroupConfig};

@@ -16,7 +16,7 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// Returns the directories, with `builds` and `cache` from a runner's configuration instead of the defaults.
+    /// Returns the directories, with those that a runner's configuration sets instead of the defaults.
     ///
     /// `None` keeps the default. A relative path is resolved against the parent of the default directory.
     #[must_use]

@@ -9,7 +9,9 @@ use muster_oci::{Target, Unpacked};
 
 use super::EXECUTABLE;
 
-/// Limits of an unpacked plugin. A limit of the compression ratio is not needed, because the number of bytes is limited.
+/// Limits of an unpacked plugin.
+///
+/// A limit of the compression ratio is not needed, because the number of bytes is limited.
 pub(super) const LIMITS: Limits = Limits {
     bytes: 1024 * 1024 * 1024,
     entries: 1024,

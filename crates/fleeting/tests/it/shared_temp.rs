@@ -1,4 +1,4 @@
-//! Tests that other users cannot attack the directory for sockets through the shared temporary directory.
+//! Tests that other users cannot attack the sockets through the shared temporary directory.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};

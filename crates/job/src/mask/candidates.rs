@@ -1,5 +1,6 @@
-//! Finds the positions of a stream at which a filter may find something to mask. All other bytes are passed on unchanged. These are
-//! most bytes of a log, and this search is much faster than the filters.
+//! Finds the positions of a stream at which a filter may find something to mask.
+//!
+//! All other bytes are passed on unchanged. These are most bytes of a log, and this search is much faster than the filters.
 
 use aho_corasick::packed::Searcher;
 use aho_corasick::{AhoCorasick, MatchKind};
@@ -62,7 +63,7 @@ pub(super) struct Scan<'a> {
     bytes: &'a [u8],
     /// Next position at which a text may start. `None` means that it was not searched for yet.
     text: Option<usize>,
-    /// Next position at which a URL parameter may start, or a text with an escape sequence inside its first bytes.
+    /// Next position at which a URL parameter may start, or a text with an escape sequence in its prefix.
     special: Option<usize>,
 }
 

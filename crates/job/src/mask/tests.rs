@@ -43,8 +43,7 @@ fn overlapping_values_are_replaced_as_one() {
     assert_eq!(mask_text(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
 }
 
-/// Regression test: masking these values once took time in proportion to the length of the log times the length of the
-/// value.
+/// Regression test: the time once grew with the length of the log times the length of the value.
 #[test]
 fn masking_time_is_linear_for_repetitive_values() {
     let log = vec![b'a'; 512 * 1024];
@@ -248,8 +247,9 @@ proptest! {
     }
 }
 
-/// The first line of an input contains the values, separated by `|`. The second line contains the lengths of the pieces
-/// for the rest.
+/// The first line of an input contains the values, separated by `|`.
+///
+/// The second line contains the lengths of the pieces for the rest.
 #[test]
 fn fuzz_masker() {
     let samples: [&[u8]; 4] = [

@@ -41,7 +41,9 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     Ok(VmImage { name, is_of_job: job_image.is_some() })
 }
 
-/// Expands the job's and the runner's variables in a string, including the references in their values. `None` if the result is too long.
+/// Expands the job's and the runner's variables in a string, including the references in their values.
+///
+/// `None` if the result is too long.
 fn expand_name(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let find =
         |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());

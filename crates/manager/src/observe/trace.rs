@@ -59,7 +59,9 @@ pub(super) fn span_attributes(runner: &RunnerSettings, payload: &JobPayload) -> 
     ]
 }
 
-/// Returns the span of a node and its children, without messages: those may contain secrets, which only the job's log masks.
+/// Returns the span of a node and its children, without messages.
+///
+/// Messages may contain secrets, which only the job's log masks.
 pub(super) fn span(node: &StepNode) -> StepSpan {
     StepSpan {
         name: node.name.clone(),

@@ -9,7 +9,9 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// A state.log of version 1: jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
+/// A state.log of version 1.
+///
+/// It contains jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
 const LOG_1: &[u8] = include_bytes!("../../tests/samples/state_v1.log");
 
 fn payload(id: i64) -> JobPayload {

@@ -49,7 +49,9 @@ impl PausedAnswer {
     }
 }
 
-/// Starts a proxy that pauses in the middle of each answer with a job, until the test decides how the answer continues.
+/// Starts a proxy that pauses in the middle of each answer with a job.
+///
+/// The test decides how the answer continues.
 async fn start_pausing_proxy(harness: &Harness) -> (Url, mpsc::UnboundedReceiver<PausedAnswer>) {
     let (to, (listener, url)) = (coordinator_of(harness), listener("http").await);
     let (send, paused_answers) = mpsc::unbounded_channel();

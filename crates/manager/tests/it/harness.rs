@@ -1,4 +1,4 @@
-//! The fixture of one test: a coordinator, an agent, a state directory, and managers that start and stop.
+//! The fixture of a test: a coordinator, an agent, a state directory, and managers.
 
 use std::path::Path;
 use std::sync::Arc;

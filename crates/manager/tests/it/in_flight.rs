@@ -1,6 +1,6 @@
-//! Job requests that the server may have answered, while capacity falls, settings change, or the manager stops.
+//! Job requests in flight, while capacity falls, settings change, or the manager stops.
 //!
-//! The server behaves like GitLab: a job whose answer is not read is lost.
+//! The server may have answered a request already. It behaves like GitLab: a job whose answer is not read is lost.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -74,7 +74,7 @@ impl TestPlugin {
         Self { last_init, server: tokio::spawn(serve), directory }
     }
 
-    /// Returns the settings to start the plugin, with short timeouts for calls, and a long delay before a restart.
+    /// Returns the settings to start the plugin: short timeouts, and a long delay before a restart.
     fn spec(&self) -> PluginSpec {
         let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-faulty"));
         let short = Duration::from_millis(500);
