@@ -1,12 +1,12 @@
-//! Measures how fast a fleet grows on a cloud that creates a limited number of instances per second, and how long a running instance
-//! waits for its job.
+//! Measures how fast a fleet grows on a cloud that limits the creations per second.
 //!
-//! The measurement covers everything except the machines: plugin process, protocol, driver, engine and the ledger on disk.
+//! Also measures how long a running instance waits for its job. The measurement covers everything except the machines: plugin process,
+//! protocol, driver, engine and the ledger on disk.
 //!
 //!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
-//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The rate
-//! limit applies as to a client that sends requests all the time: first a burst, then a fixed number of instances per second.
+//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The bucket
+//! is full at the start, so the cloud first accepts the instances of one second at once, and then a fixed number per second.
 
 #![expect(
     clippy::indexing_slicing,
@@ -173,7 +173,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let boot = u128::from(boot_ms) * 1000;
     let last = all.iter().map(|(_, runs, _)| runs - boot).max().unwrap();
     let seconds = |micros: u128| micros as f64 / 1e6;
-    // Time that the rate limit allows the cloud to need at least, without the boot of the instances.
+    // Minimum time in which the rate limit permits all instances to be created, without their boot.
     let allowed = f64::from(instances.saturating_sub(rate)) / f64::from(rate);
     let took = seconds(last - begin);
     let mut delays: Vec<f64> = all.iter().map(|(_, runs, leased)| seconds(leased.saturating_sub(*runs))).collect();

@@ -1,4 +1,4 @@
-//! Errors on the way to an agent.
+//! Errors from acquiring an execution environment, and from reaching the agent there.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use muster_agent_api::client::{AgentError, Unreachable};
 
 /// Errors from acquiring or reaching an execution environment.
 ///
-/// All of them may be transient; the caller decides how long to retry.
+/// Every error except [`Self::Lost`] may be transient. The caller decides how long to retry.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// No process answers, or the process that answers is not an agent.
@@ -64,7 +64,9 @@ pub enum ExecutorError {
     /// The executor could not provide an environment.
     #[error("{0}")]
     NotAcquired(String),
-    /// A lease of an earlier manager process cannot be restored, because its slot is in use or its environment no longer exists.
+    /// A lease of an earlier manager process cannot be restored.
+    ///
+    /// Its slot is in use, or its environment no longer exists.
     #[error(
         "failed to restore slot {slot} of environment `{environment}`: it is in use, or the environment does not exist"
     )]

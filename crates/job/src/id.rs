@@ -39,7 +39,9 @@ id! {
     ProjectId(i64)
 }
 id! {
-    /// ID of a runner at the coordinator. A runner has an authentication token, which several managers can share.
+    /// ID of a runner at the coordinator.
+    ///
+    /// A runner has an authentication token, which several managers can share.
     RunnerId(i64)
 }
 id! {

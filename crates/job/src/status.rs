@@ -1,5 +1,6 @@
-//! Life cycle of a job or bridge at the coordinator (docs/spec/pipeline-yaml.md, section 5.1, docs/spec/runner-api.md,
-//! section 9.4).
+//! Life cycle of a job or bridge at the coordinator.
+//!
+//! The life cycle is specified in docs/spec/pipeline-yaml.md, section 5.1, and docs/spec/runner-api.md, section 9.4.
 //!
 //! ```text
 //! created -+-> manual ------+
@@ -39,7 +40,9 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
-    /// Returns true for success, failed, canceled and skipped, which do not change without an action of a user.
+    /// Returns true for success, failed, canceled and skipped.
+    ///
+    /// Such a status changes only after an action of a user.
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
@@ -112,7 +115,9 @@ impl std::fmt::Display for JobStatus {
 pub enum JobEvent {
     /// The job could start, but its resource group is held by another job.
     WaitForResource,
-    /// The job can start: it became ready, a user started it, its delay ended, or its resource group became free.
+    /// The job can start.
+    ///
+    /// The job became ready, a user started it, its delay ended, or its resource group became free.
     Enqueue,
     /// A manual job became ready. It waits for a user.
     Actionize,

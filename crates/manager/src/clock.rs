@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// Maximum time between two reads of the system clock. The clock may be set, and it advances while the machine sleeps.
+/// Maximum time between two reads of the system clock.
+///
+/// An operator may set the clock, and it advances while the machine is suspended.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A wall clock.
@@ -73,7 +75,7 @@ impl ManualClock {
         self.now.send_replace(now);
     }
 
-    /// Waits until a caller sleeps until a future time, and returns that time.
+    /// Waits for a call of [`WallClock::sleep_until`] with a future time, and returns that time.
     pub async fn next_wake_up(&self) -> SystemTime {
         let mut wake_up = self.wake_up.subscribe();
         loop {

@@ -28,7 +28,9 @@ pub(crate) use watch::JobWatch;
 /// The manager's side of telemetry.
 pub(crate) struct Observer {
     telemetry: Arc<Telemetry>,
-    /// Metrics of the runners in the configuration. The series of a runner are exposed while it is in this map.
+    /// Metrics of the runners in the configuration.
+    ///
+    /// The series of a runner are exposed while it is in this map.
     entries: Mutex<HashMap<RunnerKey, Arc<EntryMetrics>>>,
     /// Whether it was logged that a job requested an unsupported way to export spans.
     has_logged_unsupported: AtomicBool,
@@ -62,7 +64,9 @@ impl Observer {
         entry.token().open_request()
     }
 
-    /// Records the answer to a job request. `has_capacity` is whether the manager has capacity for another request.
+    /// Records the answer to a job request.
+    ///
+    /// `has_capacity` is whether the manager has capacity for another request.
     pub(crate) fn answered(
         &self,
         runner: &RunnerSettings,

@@ -1,4 +1,4 @@
-//! Limits on the number of jobs that run: `concurrent` for all runners, and the `limit` of each runner (J4).
+//! Limits on the number of running jobs: `concurrent` for all runners, and each runner's `limit` (J4).
 //!
 //! Admission sends no request whose job would exceed a limit. However, `concurrent` or `limit` may be reduced while a request is in
 //! flight, and the manager must accept the job that the request returns. Such a job waits here. A job counts as running from the time it
@@ -36,7 +36,9 @@ impl State {
         self.limits.get(runner).is_none_or(|limit| running < *limit)
     }
 
-    /// Returns whether the job may run now: `concurrent` is not reached, and of the jobs whose runner is below its limit, it has waited longest.
+    /// Returns whether the job may run now.
+    ///
+    /// It may run if `concurrent` is not reached, and if no older job waits whose runner is below its limit.
     fn is_next(&self, ticket: u64) -> bool {
         let next = self.waiting.iter().find(|(_, runner)| self.is_below_limit(runner));
         self.running.values().sum::<usize>() < self.concurrent && next.is_some_and(|(next, _)| *next == ticket)
@@ -74,7 +76,9 @@ impl ConcurrencyLimits {
         self.permit(&mut self.state.lock(), runner)
     }
 
-    /// Waits until one more job of the runner may run. Calls `on_wait` if it must wait. Dropping the future gives up the job's turn.
+    /// Waits until the job may run.
+    ///
+    /// Calls `on_wait` if the job must wait. Dropping the future gives up the job's turn.
     pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, on_wait: impl FnOnce()) -> RunPermit {
         let mut changed = self.changed.subscribe();
         let waiter = Waiter::new(self, runner);
@@ -156,13 +160,13 @@ mod tests {
         limits.configure(2, HashMap::from([(a.clone(), 1)]));
         let first = limits.acquire(&a, || panic!("the job had to wait")).await;
         let mut second = Box::pin(limits.acquire(&a, || {}));
-        assert!(second.as_mut().now_or_never().is_none(), "the limit of the runner is reached");
+        assert!(second.as_mut().now_or_never().is_none(), "a job runs beyond the limit of its runner");
         let third = limits.acquire(&b, || panic!("the job had to wait")).await;
         let mut fourth = Box::pin(limits.acquire(&b, || {}));
-        assert!(fourth.as_mut().now_or_never().is_none(), "`concurrent` is reached");
+        assert!(fourth.as_mut().now_or_never().is_none(), "a job runs beyond `concurrent`");
         assert_eq!(limits.waiting(), 2);
         drop(first);
-        assert!(fourth.as_mut().now_or_never().is_none(), "an older job is next");
+        assert!(fourth.as_mut().now_or_never().is_none(), "a job overtook an older one");
         let second = second.await;
         drop(third);
         let fourth = fourth.await;

@@ -26,7 +26,7 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Returns the agents: `own` for machines of the manager's platform, the files in its directory for others.
+    /// Returns the agents: `own` for the manager's platform, and the files in its directory for others.
     #[must_use]
     pub fn new(own: Arc<Executable>) -> Self {
         let directory = own.path().with_file_name("");
@@ -57,7 +57,9 @@ impl Agents {
     }
 }
 
-/// Device, inode, size, and times of the last changes of a file. A file that replaces another one has a different stamp.
+/// Device, inode, size, and times of the last changes of a file.
+///
+/// A file that replaces another one has a different stamp.
 type FileStamp = (u64, u64, u64, [(i64, i64); 2]);
 
 fn stamp(path: &Path) -> io::Result<FileStamp> {

@@ -29,14 +29,16 @@ pub(super) struct AgentStream {
     pub(super) stream: Box<dyn Stream>,
     /// Home directory on the machine.
     pub(super) home: PathBuf,
-    /// Whether the agent runs another executable and still has jobs. After its last job, the next stream leads to a new agent.
+    /// Whether the agent runs another executable and still has jobs.
+    ///
+    /// After its last job, the next stream leads to a new agent.
     pub(super) is_outdated: bool,
 }
 
 /// Returns a stream to the machine's agent, and the platform of the machine.
 ///
 /// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform that the machine had when it was
-/// last reached. If the platform has changed, the machine reports the new one before anything is sent.
+/// last reached; `None` means the platform of the manager. A machine with another platform reports it before anything is sent.
 ///
 /// # Errors
 /// [`DeployError`] if there is no agent for the machine, or if it cannot be sent or started.
@@ -103,7 +105,9 @@ async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, 
     tokio::time::timeout(ANSWER_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
 }
 
-/// Returns the first line that begins with [`ANSWER_PREFIX`], without the prefix. Reads nothing after that line.
+/// Returns the first line that begins with [`ANSWER_PREFIX`], without the prefix.
+///
+/// Reads nothing after that line.
 async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
     let mut last = String::new();
     for _ in 0..MAX_LINES {

@@ -1,4 +1,4 @@
-//! Errors on the way to a machine and its agent.
+//! Errors from opening a session with a machine, and from deploying the agent there.
 
 use std::io;
 use std::path::PathBuf;
@@ -62,10 +62,10 @@ pub enum DeployError {
     #[error("no answer from the machine's shell within {} s", .0.as_secs())]
     NoAnswer(Duration),
     /// The shell exited without an answer. Contains its last line.
-    #[error("the machine's shell exited without an answer{}", last_line(.0))]
+    #[error("the machine's shell exited without an answer{}", suffix(.0))]
     ShellExited(String),
     /// The shell printed more output than an answer can have. Contains the last line.
-    #[error("the machine's shell printed too much output instead of an answer{}", last_line(.0))]
+    #[error("the machine's shell printed too much output instead of an answer{}", suffix(.0))]
     TooMuchOutput(String),
     /// The agent cannot be reached on the machine. Contains the message of the relay.
     #[error("{0}")]
@@ -95,7 +95,7 @@ pub enum DeployError {
         manager: &'static str,
     },
     /// A command on the machine failed.
-    #[error("the command exited with {status}{}", last_line(stderr))]
+    #[error("the command exited with {status}{}", suffix(stderr))]
     Command {
         /// Exit status or signal.
         status: String,
@@ -129,6 +129,7 @@ pub enum NoAgentError {
     },
 }
 
-fn last_line(line: &str) -> String {
+/// Returns `line` after a colon, for the end of a message. Returns nothing if the line is empty.
+fn suffix(line: &str) -> String {
     if line.trim().is_empty() { String::new() } else { format!(": {}", line.trim()) }
 }

@@ -10,7 +10,9 @@ use tokio::io::AsyncWrite;
 
 /// Number of bytes that are kept from the start of the output, and from its end.
 const EXCERPT_BYTES: usize = 4 * 1024;
-/// Maximum number of bytes that a command may print. Login profiles print a little; more means that something is wrong.
+/// Maximum number of bytes that a command may print.
+///
+/// Login profiles print a little; more means that something is wrong.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Start and end of an output, and the number of bytes between them.

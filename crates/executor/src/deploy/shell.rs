@@ -1,4 +1,4 @@
-//! Commands that run on a machine, as text that any POSIX shell executes and any login shell passes on.
+//! Scripts that a POSIX shell runs on a machine, wrapped so that any login shell can start them.
 //!
 //! ```text
 //! ~/.muster/bin/<sha256>    the executable: placed atomically under its hash, and cached
@@ -20,9 +20,13 @@ const SHA256_COMMAND: &str = r"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/
 pub(super) const ABSENT: &str = "absent";
 /// Answer after the executable was placed.
 pub(super) const PLACED: &str = "placed";
-/// Answer of a relay that is connected to the agent. The home directory follows; all bytes after the line are the agent's.
+/// Answer of a relay that is connected to the agent.
+///
+/// The home directory follows; all bytes after the line are the agent's.
 pub const CONNECTED: &str = "connected ";
-/// Answer of a relay that is connected to an outdated agent, which runs another executable and still has jobs.
+/// Answer of a relay that is connected to an outdated agent.
+///
+/// Such an agent runs another executable and still has jobs.
 pub const OUTDATED: &str = "connected to an outdated agent ";
 /// Answer of a relay that cannot connect. The reason follows.
 pub const FAILED: &str = "failed ";
@@ -32,9 +36,9 @@ const STAT_FORMAT: &str = "%d:%i:%s:%Y:%Z";
 
 /// Returns the command that starts a relay to the agent, and the agent if none runs.
 ///
-/// `at` is a path at which the machine may have the executable, too. A machine that shares the manager's disk has the same file there,
-/// which its inode proves without reading it. On other machines, the hash of a cached executable is checked before it becomes an agent.
-/// While an agent listens, the hash is not checked, because the executable is then only the relay.
+/// `at` is the path of the executable on the manager's machine. A machine that shares the manager's disk has the same file there.
+/// Comparing the inode proves this without reading the file. On other machines, the hash of a cached executable is checked before it is
+/// started as the agent. While an agent listens, the hash is not checked, because the executable is then only the relay.
 pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let FileIdentity { hash, inode } = identity;
@@ -52,7 +56,9 @@ pub(super) fn install(hash: &str) -> String {
     ))
 }
 
-/// Wraps a script for `sh`, whatever the login shell is. The script must not contain quotes, exclamation marks or line breaks.
+/// Wraps a script for `sh`, whatever the login shell is.
+///
+/// The script must not contain quotes, exclamation marks or line breaks.
 fn wrapped(script: &str) -> String {
     debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
     format!("exec sh -c '{script}'")

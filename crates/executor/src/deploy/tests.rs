@@ -1,5 +1,7 @@
-//! Tests of deploying an agent over a session whose commands run on this host with a separate home directory. The executable is a stand-in
-//! that relays to an agent in memory; the tests in `tests/` start the real one.
+//! Tests of deploying an agent over a session.
+//!
+//! The session's commands run on this host with a separate home directory. The executable is a stand-in that relays to an agent in
+//! memory; the tests in `tests/` start the real one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -92,7 +94,7 @@ impl Machine {
     }
 }
 
-/// Returns agents whose executable answers as `muster agent connect` does, after some output of a profile.
+/// Returns agents whose executable prints a line, as a profile may do, and then runs `commands`.
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
@@ -146,7 +148,7 @@ async fn same_executable_at_another_path_is_used() {
     let connect = async || RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     connect().await;
     let bin = machine.home.path().join(".muster/bin");
-    assert!(!bin.exists(), "the same file needs no copy");
+    assert!(!bin.exists(), "the executable was copied, although the machine has the same file");
 
     let copy = dir.path().join("copy");
     std::fs::copy(own_executable(&agents).path(), &copy).unwrap();
@@ -156,7 +158,7 @@ async fn same_executable_at_another_path_is_used() {
     assert_eq!(
         std::fs::read_link(placed).unwrap(),
         own_executable(&agents).path(),
-        "the file has another inode and the same content"
+        "the file with the same content was not linked"
     );
 }
 
@@ -181,7 +183,7 @@ async fn agent_for_another_platform_is_sent_if_installed() {
             && error.contains("muster-agent-linux-s390x"),
         "{error}"
     );
-    assert!(!machine.home.path().join(".muster/bin").exists(), "nothing was sent");
+    assert!(!machine.home.path().join(".muster/bin").exists(), "an executable was sent");
 
     let other = dir.path().join("muster-agent-linux-s390x");
     std::fs::write(&other, format!("#!/bin/sh\n{RELAY}\n")).unwrap();
@@ -223,7 +225,7 @@ async fn failed_command_error_contains_its_stderr() {
     assert!(error.contains("the command exited with status 3: no docker here"), "{error}");
 }
 
-/// A machine whose command to place the executable prints endlessly.
+/// A session in which the command that installs the executable prints endlessly.
 struct EndlessOutput {
     to_stderr: bool,
 }

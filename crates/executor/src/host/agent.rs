@@ -33,7 +33,9 @@ pub(super) struct HostAgent {
 }
 
 impl HostAgent {
-    /// Connects to the agent of an environment. `child` is the process that this manager has just started for it.
+    /// Connects to the agent of an environment.
+    ///
+    /// `child` is the process that this manager has just started for it.
     ///
     /// # Errors
     /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if another process does, and
@@ -97,7 +99,9 @@ fn runs_executable(process: &Process, executable: &Path) -> bool {
     process.executable().is_some_and(|running| FileId::from_path(executable) == Some(running))
 }
 
-/// Refuses a directory in which another user can replace the socket. A missing directory is fine: it has no socket.
+/// Refuses a directory in which another user can replace the socket.
+///
+/// A missing directory is fine: it has no socket.
 fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     let directory = socket.parent().unwrap_or(socket);
     let fail =
@@ -117,7 +121,9 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, message)))
 }
 
-/// Returns the process that is recorded as an agent of this state directory. `None` means that there is no usable record.
+/// Returns the process that is recorded as an agent of this state directory.
+///
+/// `None` means that there is no usable record.
 fn read_record(record: &Path) -> Option<ProcessIdentity> {
     // Jobs that run as the user of this process can replace the record with anything.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;

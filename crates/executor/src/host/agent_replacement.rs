@@ -10,12 +10,16 @@ use rustix::process::Signal;
 use super::agent::HostAgent;
 use crate::ExecutorError;
 
-/// Time after which an agent that was asked to end is killed. An agent without jobs only deletes old workspaces before it ends.
+/// Time after which an agent that was asked to end is killed.
+///
+/// An agent without jobs only deletes old workspaces before it ends.
 const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns whether no job runs at the agent. Finished jobs do not count, because the next agent finds them in the spool.
+/// Returns whether no job runs at the agent.
+///
+/// Finished jobs do not count, because the next agent finds them in the spool.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),

@@ -24,13 +24,15 @@ use crate::ExecutorError;
 pub const READY_MARKER: &str = "step-runner is listening on socket";
 /// Maximum time from the start of the process until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time after which an unused agent exits. It is unused while no manager is connected and no result waits to be fetched.
+/// Time after which an unused agent exits.
+///
+/// An agent is unused while no manager is connected and no result waits to be fetched.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Number of bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 1000;
 /// Maximum time that another process may hold the lock. A manager holds it until its agent listens.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two attempts to take the lock. The system has no event for its release that can be canceled.
+/// Time between two attempts to take the lock. A blocking `flock` could not be canceled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the agent that answers on the socket, or starts one if no agent answers.
@@ -82,7 +84,7 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
     }
 }
 
-/// Opens a file of the state directory. Never blocks, for instance on a FIFO in its place.
+/// Opens a file of the state directory. Never blocks, even if a FIFO has replaced the file.
 async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
     Ok(muster_files::run_blocking(path, move || muster_files::open_with(&mut options, &own)).await?)
@@ -114,7 +116,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     }
 }
 
-/// Returns the command that starts the agent, or `su` with that command if the agent runs as another user.
+/// Returns the command that starts the agent, wrapped in `su` if the agent runs as another user.
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);

@@ -1,4 +1,4 @@
-//! The agents of this host: one for new jobs, and outdated ones that finish their jobs after an upgrade.
+//! The agents of this host: one for new jobs, and outdated agents that finish their jobs.
 //!
 //! ```text
 //! number 0: agent.sock, spool      environment `host`
@@ -115,7 +115,9 @@ impl Agents {
         Ok(environment)
     }
 
-    /// Chooses the number for new jobs: the number of the agent that runs the manager's executable, or the first free number.
+    /// Chooses the number for new jobs.
+    ///
+    /// This is the number of the agent that runs the manager's executable, or the first free number.
     async fn choose(&self) -> Result<u32, ExecutorError> {
         let (mut own, mut free, mut outdated) = (None, None, Vec::new());
         for number in AGENT_NUMBERS {

@@ -1,4 +1,4 @@
-//! Attacks by processes that are not agents of this manager, and by jobs on the directories of their user.
+//! Attacks by processes that are not agents of this manager, and by jobs through their directories.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -109,8 +109,9 @@ s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); s.settimeout
 print("step-runner is listening on socket", flush=True)
 while True: s.accept()[0].close()' "$4""#;
 
-/// The manager trusts the child that it started, although the child runs an interpreter and not the agent's executable. In a container,
-/// root may not even be allowed to read the executable of another user's process.
+/// The manager trusts the child that it started, whatever executable the child runs.
+///
+/// Here the child runs an interpreter. In a container, root may not even be allowed to read the executable of another user's process.
 #[tokio::test]
 async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     if !rustix::process::geteuid().is_root() {
@@ -123,7 +124,10 @@ async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
     let connect = async || HostExecutor::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
     let error = connect().await.unwrap_err();
-    assert!(matches!(error, ExecutorError::Unreachable(_)), "it is trusted, and speaks no gRPC: {error}");
+    assert!(
+        matches!(error, ExecutorError::Unreachable(_)),
+        "the child must be trusted, although it does not speak gRPC: {error}"
+    );
     let error = connect().await.unwrap_err();
     assert!(matches!(error, ExecutorError::Untrusted { .. }), "{error}");
 }
@@ -145,7 +149,9 @@ fn socket_directory_writable_by_others_is_refused() {
     }
 }
 
-/// A manager with root rights gives new directories to the user of the jobs. A link of a job must not lead it to another directory.
+/// A manager that runs as root gives new directories to the user of the jobs.
+///
+/// A link that a job created must not lead the manager to another directory.
 #[test]
 fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     if !rustix::process::geteuid().is_root() {
@@ -173,7 +179,7 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
         let error = created.map(|_| subpath).unwrap_err().to_string();
         assert!(error.contains("is a link"), "{subpath}: {error}");
     }
-    // Links of the administrator are followed. Directories below a job's directory work without links.
+    // Links that the administrator created are followed. Below a directory of the jobs, a path without links can be used.
     symlink(&jobs, home.path().join("link")).unwrap();
     let builds = home.path().join("link/deep/builds");
     let directories = Directories { builds, cache: home.path().join("cache"), shared: true };
@@ -184,7 +190,9 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     assert_eq!(owner(&elsewhere), 0);
 }
 
-/// Starts an agent that exits immediately. Runs on a separate thread, because the tested code may never return.
+/// Returns the error from starting an agent that exits immediately.
+///
+/// Uses a separate thread, because faulty code may never return.
 fn start_failing_agent(home: &Path) -> String {
     let agent = executable(home, "echo 'no space left' >&2; exit 1");
     let options = options(home, agent);
@@ -194,7 +202,7 @@ fn start_failing_agent(home: &Path) -> String {
         let error = runtime.block_on(async { find_or_start_agent(options).await.map(|_| ()).unwrap_err().to_string() });
         done.send(error).unwrap();
     });
-    ended.recv_timeout(std::time::Duration::from_secs(20)).expect("starting an agent does not return")
+    ended.recv_timeout(std::time::Duration::from_secs(20)).expect("starting an agent did not return")
 }
 
 #[test]

@@ -21,7 +21,7 @@ use super::user::Owner;
 
 /// Maximum number of links in one path, as in the Linux kernel.
 const MAX_LINKS: u32 = 40;
-/// Maximum number of attempts to create a directory that other processes create or remove at the same time.
+/// Maximum number of attempts while other processes create or remove the same directory.
 const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -44,7 +44,9 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
     }
 }
 
-/// Creates a directory for another user. `on_created` is called between its creation and the change of its owner.
+/// Creates a directory for another user.
+///
+/// `on_created` is called between its creation and the change of its owner.
 fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut directory = start(path)?;
@@ -154,7 +156,7 @@ fn change_owner(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<(
     Ok(fchown(&created, Some(owner.user), Some(owner.group))?)
 }
 
-/// Returns whether `name`, opened before as `found`, belongs to the user of this process and has no entries.
+/// Returns whether `name`, opened before as `found`, is an empty directory of this process's user.
 fn is_empty_and_ours(directory: &OwnedFd, name: &OsStr, found: &OwnedFd) -> io::Result<bool> {
     if fstat(found)?.st_uid != geteuid().as_raw() {
         return Ok(false);

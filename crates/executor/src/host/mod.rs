@@ -64,11 +64,17 @@ pub struct HostOptions {
     pub executable: PathBuf,
     /// Process with which the agent exits. `None` means that the agent does not depend on any process.
     pub exit_with_pid: Option<i32>,
-    /// User as which the agent and its jobs run. `None` means the user of this process. Another user requires root.
+    /// User as which the agent and its jobs run.
+    ///
+    /// `None` means the user of this process. Another user requires root.
     pub user: Option<String>,
-    /// Environment variables of this process that are withheld from the agent and its jobs, because they hold secrets of the manager.
+    /// Environment variables of this process that the agent and its jobs do not get.
+    ///
+    /// These variables contain secrets of the manager.
     pub hidden_variables: Vec<String>,
-    /// Limit of open files for jobs, if this process has raised its own. `None` means the limit with which the agent starts.
+    /// Limit of open files for jobs, if this process has raised its own.
+    ///
+    /// `None` means the limit with which the agent starts.
     pub nofile_limit: Option<u64>,
 }
 
@@ -186,7 +192,9 @@ struct HostEnvironment {
     spool: PathBuf,
     /// File with the identity of the agent's process.
     record: PathBuf,
-    /// The agent in use. Locked while connecting, so that jobs that lose the connection at the same time reconnect once.
+    /// The agent in use.
+    ///
+    /// Locked while connecting, so that jobs that lose the connection at the same time reconnect once.
     current: Mutex<Option<HostAgent>>,
 }
 

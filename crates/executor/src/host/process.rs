@@ -37,7 +37,9 @@ impl FileId {
     }
 }
 
-/// Identifies a process uniquely: process IDs are reused, but not with the same start time after the same boot.
+/// Unique identity of a process.
+///
+/// Process IDs are reused, but not with the same start time after the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessIdentity {
     boot: String,
@@ -59,7 +61,7 @@ impl ProcessIdentity {
     }
 }
 
-/// Fields of `/proc/<pid>/stat`, counted from the first field after the name.
+// Indexes of fields in `/proc/<pid>/stat`. The first field after the name has index 0.
 const PARENT_FIELD: usize = 1;
 const START_FIELD: usize = 19;
 
@@ -81,7 +83,9 @@ fn read_proc(path: &str) -> io::Result<String> {
 pub(super) struct Process {
     identity: ProcessIdentity,
     user: Uid,
-    /// The pidfd. `None` on kernels before Linux 5.3, where the process gets no signals.
+    /// The pidfd.
+    ///
+    /// `None` if the kernel has no pidfds (before Linux 5.3) or forbids them to this process. Then the process gets no signals.
     handle: Option<Arc<OwnedFd>>,
 }
 
@@ -159,7 +163,9 @@ impl Process {
         self.handle().and_then(|handle| wait(handle, timeout))
     }
 
-    /// Sends a signal to the process. If it has ended, nothing happens, even if another process has its ID now.
+    /// Sends a signal to the process.
+    ///
+    /// If the process has ended, nothing happens, even if another process has its ID now.
     ///
     /// # Errors
     /// An I/O error.
@@ -173,7 +179,8 @@ impl Process {
     fn handle(&self) -> io::Result<&OwnedFd> {
         let missing = || {
             io::Error::other(
-                "the process cannot be ended safely, because this kernel has no pidfd; use Linux 5.3 or later",
+                "the process cannot be ended safely, because pidfds are not available; use Linux 5.3 or later, and allow \
+                 the system call `pidfd_open`",
             )
         };
         self.handle.as_deref().ok_or_else(missing)

@@ -11,7 +11,9 @@ use crate::ExecutorError;
 
 /// Maximum length of a socket's path in bytes. The system allows 107.
 const MAX_PATH_BYTES: usize = 100;
-/// Maximum length in bytes of a name in the private directory. The longest is a hash of 16 digits and `.operator.sock`.
+/// Maximum length in bytes of a name in the private directory.
+///
+/// The longest is a hash of 16 digits and `.operator.sock`.
 const HASHED_NAME_BYTES: usize = 32;
 
 /// Returns the path of the socket of agent `number`.
@@ -35,7 +37,9 @@ pub fn operator_socket_path(ledgers: &Path) -> Result<PathBuf, ExecutorError> {
     path_or_hash(ledgers, "operator.sock", ".operator.sock")
 }
 
-/// Returns the path of `name` in the directory. If it is too long, returns a path in the private directory: a hash, followed by `suffix`.
+/// Returns the path of `name` in the directory.
+///
+/// If that path is too long, returns a path in the private directory: a hash, followed by `suffix`.
 fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, ExecutorError> {
     let path = state_dir.join(name);
     if path.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {
@@ -46,7 +50,7 @@ fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, E
         path: state_dir.to_owned(),
         source: io::Error::other(error),
     })?;
-    // The hash is the same for all processes of one build. Other builds have another format of the spool anyway.
+    // `DefaultHasher::new` uses constant keys, so all processes of one build compute the same hash.
     let mut hasher = DefaultHasher::new();
     state_dir.as_os_str().as_bytes().hash(&mut hasher);
     Ok(directory.join(format!("{:016x}{suffix}", hasher.finish())))

@@ -1,4 +1,6 @@
-//! Tests of the host adapter with stand-ins for the agent. The tests of `crates/muster` start the real one.
+//! Tests of the host adapter with stand-ins for the agent.
+//!
+//! The tests of `crates/muster` start the real one.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -18,7 +20,9 @@ pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
     serve_as(socket, "stub", pid)
 }
 
-/// Starts an agent in a separate runtime. The connections of the agent end with the runtime, like the connections of a process.
+/// Starts an agent in a separate runtime.
+///
+/// The connections of the agent end with the runtime, like the connections of a process.
 pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -109,7 +113,10 @@ async fn c118_ready_marker_in_two_writes_is_recognized() {
     // Each `printf` of a shell is one write.
     let agent = executable(home.path(), "printf 'step-runner is list'; printf 'ening on socket %s\\n' \"$4\"");
     let error = environment(&executor(home.path(), agent)).connect().await.unwrap_err();
-    assert!(matches!(error, ExecutorError::Unreachable(_)), "it counts as ready, and does not answer: {error}");
+    assert!(
+        matches!(error, ExecutorError::Unreachable(_)),
+        "the agent must count as ready, although it does not answer: {error}"
+    );
 }
 
 #[test]
@@ -178,9 +185,9 @@ async fn leases_are_limited_awaited_and_restored() {
     let executor = executor(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "waiting jobs do not change the capacity");
+    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "the lease changed the capacity");
     let record = lease.record.clone();
-    assert!(executor.restore(&record).await.is_err(), "one lease per slot");
+    assert!(executor.restore(&record).await.is_err(), "the slot was leased twice");
     let next = EnvironmentRequest::new(JobId(2));
     let (second, ()) = tokio::join!(executor.acquire(&key, &next), async { lease.release() });
     second.unwrap().release();
@@ -199,8 +206,9 @@ fn socket_of_a_long_state_directory_has_a_stable_path() {
     assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
 }
 
-/// Environment variable that marks the child process, which has no `XDG_RUNTIME_DIR`. A test cannot remove a variable in its own process
-/// without affecting other tests.
+/// Environment variable that marks the child process, which has no `XDG_RUNTIME_DIR`.
+///
+/// A test cannot remove a variable in its own process without affecting other tests.
 const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Forwards prices, stock and interruption notices from plugins that implement Muster's protocol extension.
+//! Forwards prices, stock and interruption notices from plugins with Muster's protocol extension.
 //!
 //! Plugins without the extension work, too: the scaler then uses the configured price and gets no notices.
 
@@ -85,7 +85,9 @@ async fn follow_once(
     }
 }
 
-/// Returns the offers of the plugin. The list is empty if the plugin does not support them. `None` means that the plugin was dropped.
+/// Returns the offers of the plugin.
+///
+/// The list is empty if the plugin does not support them. `None` means that the plugin was dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let plugin_group = plugin.group();
@@ -172,13 +174,17 @@ mod tests {
         assert_eq!(offer_table.current(), (None, true), "without offers");
         let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
         offer_table.set_offers(offers());
-        assert_eq!(offer_table.current(), (Some(0.3), true), "an offer without machines is available until a notice");
+        assert_eq!(
+            offer_table.current(),
+            (Some(0.3), true),
+            "an offer without machines is out of stock before its notice"
+        );
         offer_table.apply_notice("a", false);
-        assert_eq!(offer_table.current(), (Some(0.2), true), "the highest price of the available offers");
+        assert_eq!(offer_table.current(), (Some(0.2), true), "the price is not the highest of the available offers");
         offer_table.apply_notice("b", false);
         offer_table.apply_notice("c", false);
         assert_eq!(offer_table.current(), (Some(0.3), false));
         offer_table.set_offers(offers());
-        assert_eq!(offer_table.current(), (Some(0.2), true), "a missed notice is corrected by polling");
+        assert_eq!(offer_table.current(), (Some(0.2), true), "polling did not correct a missed notice");
     }
 }

@@ -1,4 +1,4 @@
-//! Plugins of a runner's instance groups: how they are started, and which of their reports are forwarded.
+//! Starts the plugins of a runner's instance groups, and forwards their reports to the scaler.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

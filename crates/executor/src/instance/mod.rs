@@ -6,8 +6,8 @@
 //!
 //! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine ([`isolation`]).
 //!
-//! A broken connection is replaced as long as the instance exists. The scaler decides whether it still exists: it is notified of the broken
-//! connection at once, and queries the provider.
+//! A broken connection is replaced as long as the instance exists. The scaler decides whether the instance still exists: the scaler is
+//! notified of the broken connection at once, and queries the provider.
 
 mod acquire;
 mod claims;
@@ -39,7 +39,9 @@ pub mod metrics {
     use muster_taskscaler::driver::Buckets;
     use prometheus::proto::MetricFamily;
 
-    /// Returns all metric families with zero values: of a new scaler, a plugin that was not started, and no virtual machine.
+    /// Returns all metric families with zero values.
+    ///
+    /// These are the metrics of a new scaler, of a plugin that was not started, and of no virtual machine.
     #[must_use]
     pub fn all() -> Vec<MetricFamily> {
         use muster_taskscaler::config::{Config, GroupConfig};

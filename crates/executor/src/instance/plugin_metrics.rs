@@ -47,7 +47,9 @@ pub(super) fn families(groups: &[(String, Counts)]) -> Vec<MetricFamily> {
     families
 }
 
-/// Returns the durations of the calls of an RPC as a histogram, with the finite buckets only as the encoder expects.
+/// Returns the durations of the calls of an RPC as a histogram.
+///
+/// The histogram has only the finite buckets, as the encoder expects.
 fn call_seconds(group: &str, rpc: &str, calls: &Calls) -> Metric {
     let mut histogram = Histogram::default();
     histogram.set_sample_sum(calls.seconds);

@@ -40,7 +40,7 @@ impl Prepare for InstancePreparer {
     }
 }
 
-/// Opens sessions with an instance that no job has yet.
+/// Opens sessions with an instance that is being prepared.
 struct PrepareDialer<'a> {
     shared: &'a ProviderContext,
     instance: &'a StartingInstance,

@@ -16,9 +16,9 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// Replaces the directories that a runner's configuration sets.
+    /// Returns the directories, with those that a runner's configuration sets instead of the defaults.
     ///
-    /// A relative path is resolved against the parent of the environment's own directory.
+    /// `None` keeps the default. A relative path is resolved against the parent of the default directory.
     #[must_use]
     pub fn with(self, builds: Option<&Path>, cache: Option<&Path>) -> Self {
         let configured_or = |default: PathBuf, configured: Option<&Path>| match configured {

@@ -14,7 +14,9 @@ use crate::Executor;
 /// Reason why a runner cannot have an executor. Each kind has its own error type.
 pub type ConfigureError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Source of all executors of one name. It may own files, machines or a socket in addition to the executors.
+/// Source of all executors of one name.
+///
+/// A kind may own files, machines or a socket in addition to the executors.
 #[async_trait]
 pub trait ExecutorKind: Send + Sync + 'static {
     /// Returns the executor of a runner.
@@ -29,20 +31,23 @@ pub trait ExecutorKind: Send + Sync + 'static {
         runners: &[Arc<RunnerSettings>],
     ) -> Result<Arc<dyn Executor>, ConfigureError>;
 
-    /// Reports which runners have this kind of executor, in the order of the configuration. Called after changes.
+    /// Receives the runners that have this kind of executor, in the order of the configuration.
+    ///
+    /// Called after changes.
     fn configured(&self, _runners: &[RunnerKey]) {}
 
-    /// Removes the executor of a runner that has no jobs left and was removed from the configuration or switched to another executor.
+    /// Removes the executor of a runner that has no jobs left and no longer uses it.
     ///
-    /// Returns a future that deletes the environments of the runner. `None` means that there is nothing to delete.
+    /// The runner was removed from the configuration, or has another executor now. Returns a future that deletes the environments of the
+    /// runner. `None` means that there is nothing to delete.
     fn remove(&self, _runner: &RunnerKey) -> Option<BoxFuture<'static, ()>> {
         None
     }
 
-    /// Reports that all leases of an earlier manager process have been announced.
+    /// Called when all leases of an earlier manager process have been announced.
     fn leases_announced(&self) {}
 
-    /// Reports that the manager requests no more jobs.
+    /// Called when the manager requests no more jobs.
     fn drain(&self) {}
 
     /// Stops all executors, because the manager exits. Returns within about `timeout`.

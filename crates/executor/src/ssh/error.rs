@@ -25,7 +25,7 @@ pub enum SshError {
         /// Cause.
         source: io::Error,
     },
-    /// No file with host keys is configured, and the manager's user has no home directory with the default one.
+    /// No file with host keys is configured, and the manager's user has no home directory.
     #[error(
         "the manager's user has no home directory, and so no .ssh/known_hosts; set known_hosts_file in [runners.ssh]"
     )]

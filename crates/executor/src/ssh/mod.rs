@@ -95,7 +95,9 @@ struct SshExecutor {
 struct CurrentMachine {
     settings: Arc<SshSettings>,
     machine: SshMachine,
-    /// Environment of the jobs that use the machine now. Jobs that started with other settings have another one.
+    /// Environment of the jobs that use the machine now.
+    ///
+    /// Jobs that started with other settings have another environment.
     used: Weak<SshEnvironment>,
 }
 

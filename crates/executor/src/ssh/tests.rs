@@ -72,7 +72,7 @@ async fn slots_in_use_stay_in_use_when_the_settings_change() {
     executors.configure(&runner(Some(settings())), &[]).unwrap();
     let executor = executors.runners.lock().values().next().map(Arc::clone).unwrap();
     let (before, held_slot) = (executor.environment(), executor.slots.take(&key).unwrap());
-    assert!(Arc::ptr_eq(&before, &executor.environment()), "jobs at the same time share the session");
+    assert!(Arc::ptr_eq(&before, &executor.environment()), "concurrent jobs do not share the session");
     let record = lease(Arc::clone(&before), held_slot).record.clone();
     let held = executor.restore(&record).await.unwrap();
 

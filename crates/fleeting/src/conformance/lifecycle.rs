@@ -233,7 +233,7 @@ impl<'a> LifecycleRun<'a> {
     }
 }
 
-/// Creates an instance, kills the process, and checks that the snapshot of a new process lists the instance.
+/// Creates an instance, kills the process, and checks that a new process lists the instance.
 async fn check_restart(plan: &Plan) -> Outcome {
     let (mut lifecycle, _) = match LifecycleRun::start(plan).await {
         Ok(started) => started,

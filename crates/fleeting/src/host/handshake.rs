@@ -144,7 +144,11 @@ mod tests {
         for line in ["1|0|unix|/tmp/p1|grpc|\r\n", "  1|0|unix|/tmp/p1|grpc|  ", "1|0|unix|/tmp/p1|grpc"] {
             assert_eq!(Handshake::parse(line), unix("/tmp/p1"), "{line:?}");
         }
-        assert_eq!(Handshake::parse("1|0|unix|/tmp/p1|grpc||true"), unix("/tmp/p1"), "the multiplex flag is ignored");
+        assert_eq!(
+            Handshake::parse("1|0|unix|/tmp/p1|grpc||true"),
+            unix("/tmp/p1"),
+            "the multiplex flag was not ignored"
+        );
     }
 
     #[test]

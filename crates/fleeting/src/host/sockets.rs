@@ -18,7 +18,9 @@ use super::runtime_directory::{NoRuntimeDirectory, runtime_directory};
 const PREFIX: &str = "p-";
 /// Lock file of a directory, held by the host that created it.
 const LOCK: &str = ".lock";
-/// Minimum age of a directory that is removed. The host of a newer directory may not have locked it yet.
+/// Minimum age of a directory that is removed.
+///
+/// The host of a newer directory may not have locked it yet.
 const MIN_STALE_AGE: Duration = Duration::from_secs(60);
 /// Maximum number of directories of killed hosts that one start removes.
 const MAX_STALE_REMOVED: usize = 1000;

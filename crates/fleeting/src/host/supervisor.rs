@@ -119,7 +119,9 @@ impl Supervisor {
         self.status.send_replace(PluginStatus::Stopped);
     }
 
-    /// Waits until the process ends or hangs, or the supervisor is stopped. No process is left running afterwards.
+    /// Waits until the process ends or hangs, or the supervisor is stopped.
+    ///
+    /// No process is left running afterwards.
     async fn watch(&self, mut running: RunningPlugin) -> ExitCause {
         let cause = tokio::select! {
             exit = running.process.wait_exit() => match exit {

@@ -87,7 +87,11 @@ pub enum InstallError {
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// Another process held the lock until the timeout.
-    #[error("{}: locked by another process that installs or removes plugins; waited {seconds} s", path.display())]
+    #[error(
+        "{}: locked by another process that installs or removes plugins; waited {seconds} s; run the command again after \
+         that process has ended",
+        path.display()
+    )]
     Busy {
         /// Path of the locked file.
         path: PathBuf,
@@ -108,7 +112,10 @@ pub enum InstallError {
     #[error("no directory for plugins; set FLEETING_PLUGIN_PATH or HOME")]
     NoDirectory,
     /// The version to remove is not installed.
-    #[error("plugin {reference}: no such version is installed in {}", directory.display())]
+    #[error(
+        "plugin {reference}: no such version is installed in {}; run `muster plugin list` to see the installed versions",
+        directory.display()
+    )]
     NotInstalled {
         /// Reference of the plugin.
         reference: String,

@@ -9,7 +9,9 @@ use muster_oci::{Target, Unpacked};
 
 use super::EXECUTABLE;
 
-/// Limits of an unpacked plugin. A limit of the compression ratio is not needed, because the number of bytes is limited.
+/// Limits of an unpacked plugin.
+///
+/// A limit of the compression ratio is not needed, because the number of bytes is limited.
 pub(super) const LIMITS: Limits = Limits {
     bytes: 1024 * 1024 * 1024,
     entries: 1024,
@@ -94,7 +96,7 @@ mod tests {
         assert_eq!(files.unwrap(), ["data.txt", "other", "plugin"]);
         let mode =
             |name: &str| directory.path().join("into").join(name).metadata().unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "neither setuid nor writable by others");
+        assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "a file is setuid or writable by others");
     }
 
     /// The Go implementation unpacks such entries outside of its directory.

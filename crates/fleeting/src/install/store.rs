@@ -36,7 +36,7 @@ impl Store {
         Self { directory: directory.into() }
     }
 
-    /// Returns the store in the user's directory: `FLEETING_PLUGIN_PATH`, or else `~/.config/fleeting/plugins`.
+    /// Returns the store in `FLEETING_PLUGIN_PATH`, or else in `~/.config/fleeting/plugins`.
     ///
     /// # Errors
     /// [`InstallError::NoDirectory`].
@@ -152,8 +152,9 @@ impl Store {
     }
 }
 
-/// Prefixes of temporary directories next to the versions: for an archive that is being unpacked, and for a version that is being deleted.
+/// Prefix of a temporary directory next to the versions, for an archive that is being unpacked.
 pub(super) const STAGING_PREFIX: &str = ".new-";
+/// Prefix of a temporary directory next to the versions, for a version that is being deleted.
 const TRASH_PREFIX: &str = ".old-";
 
 /// Moves a version's directory into a temporary directory, which is deleted when it is dropped.

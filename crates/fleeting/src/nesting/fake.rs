@@ -75,7 +75,9 @@ impl Drop for FakeDaemon {
 }
 
 impl FakeDaemon {
-    /// Serves on a socket. With `is_raced`, each `Init` fails as if another client had initialized the daemon at the same time.
+    /// Serves on a socket.
+    ///
+    /// With `is_raced`, each `Init` fails as if another client had initialized the daemon at the same time.
     ///
     /// # Errors
     /// The socket cannot be created.

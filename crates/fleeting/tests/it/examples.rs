@@ -1,4 +1,4 @@
-//! Checks the size of the examples and templates, the copy of the protocol in the Python example, and the imports of the plugins.
+//! Checks the examples, the templates and the plugins: their size, their imports, and copied files.
 
 use std::path::PathBuf;
 
@@ -33,8 +33,9 @@ fn python_example_has_current_protocol() {
     assert!(copy == original, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
 }
 
-/// Requirement R045: plugins use the SDK and the crates `remote` and `files`, but not the host, the scaler or the manager.
-/// Host and scaler contain no names of providers.
+/// Requirement R045: plugins do not use the host, the scaler or the manager.
+///
+/// They use only the SDK and the crates `remote` and `files`. Host and scaler contain no names of providers.
 #[test]
 fn plugins_use_only_the_sdk_and_hosts_know_no_provider() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");

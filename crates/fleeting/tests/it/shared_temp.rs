@@ -1,4 +1,4 @@
-//! Tests that other users cannot attack the directory for sockets through the shared temporary directory.
+//! Tests that other users cannot attack the sockets through the shared temporary directory.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ async fn start_plugin(expected: &Path) {
         );
     }
     group.stop().await;
-    assert!(!sockets.exists(), "the directory is removed with the plugin");
+    assert!(!sockets.exists(), "the directory was not removed with the plugin");
 }
 
 #[tokio::test]

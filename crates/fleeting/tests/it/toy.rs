@@ -36,7 +36,7 @@ fn is_alive(pid: i32) -> bool {
 #[tokio::test]
 async fn instances_are_created_listed_connected_and_deleted() {
     let group = toy(json!({"Name": "one", "colour": "red"})).await;
-    assert_eq!(group.info().id, "toy/one", "keys match in any letter case, and unknown keys are ignored");
+    assert_eq!(group.info().id, "toy/one", "the key `Name` did not set the name of the group");
     assert_eq!(group.info().max_size, 100);
     assert!(group.update().await.unwrap().instances.is_empty());
 
@@ -51,12 +51,12 @@ async fn instances_are_created_listed_connected_and_deleted() {
     assert_eq!(
         info.connector.timeout,
         std::time::Duration::from_secs(600),
-        "the plugin returns the default that the host sent"
+        "the plugin did not return the default that the host sent"
     );
     group.heartbeat(&id("instance-1")).await.unwrap();
 
     let removed = group.decrease(&[id("instance-1"), id("instance-9")]).await.unwrap();
-    assert_eq!(removed, [id("instance-1"), id("instance-9")], "case P14: an unknown instance counts as deleted");
+    assert_eq!(removed, [id("instance-1"), id("instance-9")], "case P14: an unknown instance did not count as deleted");
     assert_eq!(group.update().await.unwrap().instances[&id("instance-1")], InstanceState::Deleting);
     assert!(!group.update().await.unwrap().instances.contains_key(&id("instance-1")));
     group.stop().await;
@@ -76,7 +76,7 @@ async fn p10_error_message_reaches_the_caller() {
 #[tokio::test]
 async fn p12_instances_before_an_error_are_reported() {
     let group = toy(json!({"max_size": 3})).await;
-    assert_eq!(group.increase(5).await.unwrap(), 3, "three of five instances are accepted instead of an error");
+    assert_eq!(group.increase(5).await.unwrap(), 3, "the group has capacity for three of the five instances");
     let error = group.increase(5).await.unwrap_err();
     assert!(
         error.to_string().contains("the group is full"),
@@ -149,7 +149,7 @@ async fn h19_killed_plugin_is_restarted() {
     status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert_ne!(pid(&group), first);
-    assert_eq!(group.increase(1).await.unwrap(), 1, "the new process received Init");
+    assert_eq!(group.increase(1).await.unwrap(), 1, "the new process did not receive Init");
     group.stop().await;
 }
 
@@ -223,5 +223,5 @@ fn p3_p4_p5_command_line_prints_version_and_bootstraps() {
     assert!(directory.join("plugin").is_file());
     let escape =
         Command::new(TOY).args(["bootstrap", "../../x"]).env("FLEETING_PLUGIN_PATH", plugins.path()).output().unwrap();
-    assert_eq!(escape.status.code(), Some(1), "a repository outside of the directory is rejected");
+    assert_eq!(escape.status.code(), Some(1), "a repository outside of the directory was not rejected");
 }

@@ -1,5 +1,6 @@
-//! Finds the positions of a stream at which a filter may have work. All bytes before them are passed on as they are, which is most of
-//! a log: this search is much faster than the filters.
+//! Finds the positions of a stream at which a filter may find something to mask.
+//!
+//! All other bytes are passed on unchanged. These are most bytes of a log, and this search is much faster than the filters.
 
 use aho_corasick::packed::Searcher;
 use aho_corasick::{AhoCorasick, MatchKind};
@@ -8,7 +9,7 @@ use memchr::memchr3;
 use super::byte_set::ByteSet;
 use super::escape::ESC;
 
-/// Number of first bytes of a text by which it is recognized.
+/// Number of bytes at the start of a text by which the search recognizes the text.
 const PREFIX_BYTES: usize = 3;
 
 /// The first bytes of all texts that the filters search for.
@@ -62,14 +63,15 @@ pub(super) struct Scan<'a> {
     bytes: &'a [u8],
     /// Next position at which a text may start. `None` means that it was not searched for yet.
     text: Option<usize>,
-    /// Next position at which a URL parameter may start, or a text with an escape sequence inside its first bytes.
+    /// Next position at which a URL parameter may start, or a text with an escape sequence in its prefix.
     special: Option<usize>,
 }
 
 impl Scan<'_> {
-    /// Returns the first position at or after `from` at which a filter may have work. No filter may hold back bytes before `from`.
+    /// Returns the first position at or after `from` at which a filter may find something to mask.
     ///
-    /// The last bytes always are candidates, because the next piece may continue them.
+    /// The caller ensures that no filter holds back bytes before `from`. The last bytes are always candidates, because the next piece may
+    /// continue them.
     pub(super) fn next(&mut self, from: usize) -> usize {
         let text = self.text.filter(|at| *at >= from).unwrap_or_else(|| self.find_text(from));
         let special = self.special.filter(|at| *at >= from).unwrap_or_else(|| self.find_special(from));

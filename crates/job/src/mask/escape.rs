@@ -1,7 +1,10 @@
-//! Terminal escape sequences. They are invisible, so a secret with escape sequences inside must be masked, too.
+//! Terminal escape sequences.
+//!
+//! Escape sequences are invisible, so a secret with escape sequences inside must be masked, too.
 
-/// Maximum number of bytes in escape sequences between two bytes of a secret. This bounds the number of bytes that are held
-/// back.
+/// Maximum number of bytes in escape sequences between two bytes of a secret.
+///
+/// This bounds the number of bytes that are held back.
 pub(super) const MAX_GAP: usize = 256;
 
 /// First byte of an escape sequence.
@@ -18,8 +21,10 @@ pub(super) enum Escape {
     Partial,
 }
 
-/// Looks for an escape sequence at the start of `bytes`: a control sequence such as `ESC [ ... m`, or the selection of
-/// a character set (`ESC ( B`), which many terminals use to reset colors.
+/// Looks for an escape sequence at the start of `bytes`.
+///
+/// The sequence can be a control sequence such as `ESC [ ... m`, or the selection of a character set (`ESC ( B`), which many terminals use
+/// to reset colors.
 pub(super) fn escape(bytes: &[u8]) -> Escape {
     match bytes {
         [ESC] | [ESC, b'('] => Escape::Partial,

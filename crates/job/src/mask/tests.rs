@@ -43,8 +43,7 @@ fn overlapping_values_are_replaced_as_one() {
     assert_eq!(mask_text(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
 }
 
-/// Regression test: masking these values once took time in proportion to the length of the log times the length of the
-/// value.
+/// Regression test: the time once grew with the length of the log times the length of the value.
 #[test]
 fn masking_time_is_linear_for_repetitive_values() {
     let log = vec![b'a'; 512 * 1024];
@@ -133,7 +132,7 @@ fn masking_ten_megabytes_takes_bounded_memory() {
     }
 }
 
-/// Masks a text byte by byte, with the filters alone. No byte is passed on because it is no candidate.
+/// Masks a text byte by byte with the filters alone, without the search for candidates.
 fn mask_with_filters(secrets: &Secrets, text: &[u8]) -> String {
     let mut filters = Filters::new(&Patterns::new(&secrets.0));
     let mut out = Vec::new();
@@ -144,7 +143,7 @@ fn mask_with_filters(secrets: &Secrets, text: &[u8]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Returns a text without its escape sequences. An ESC that starts no escape sequence is kept.
+/// Returns a text without its escape sequences. An ESC that does not start an escape sequence is kept.
 fn without_escapes(text: &str) -> String {
     let mut rest = text;
     let mut without_escapes = String::new();
@@ -196,7 +195,7 @@ fn numbered(number: u8) -> String {
 }
 
 #[test]
-fn masks_value_with_escapes_as_errors_quote_it() {
+fn masks_value_that_an_error_quotes_with_escapes() {
     let value = "a \"quoted\" value\\";
     let secrets = Secrets::new([value], []);
     assert_eq!(secrets.mask(&format!("no file {value:?} or {value} here")), "no file \"[MASKED]\" or [MASKED] here");
@@ -248,8 +247,9 @@ proptest! {
     }
 }
 
-/// The first line of an input contains the values, separated by `|`. The second line contains the lengths of the pieces
-/// for the rest.
+/// The first line of an input contains the values, separated by `|`.
+///
+/// The second line contains the lengths of the pieces for the rest.
 #[test]
 fn fuzz_masker() {
     let samples: [&[u8]; 4] = [
@@ -281,7 +281,7 @@ fn fuzz_masker() {
 }
 
 #[test]
-fn prefix_of_one_byte_hides_what_follows() {
+fn token_after_prefix_of_one_byte_is_masked() {
     let secrets = Secrets::new([], ["~", "~long-"]);
     assert_eq!(secrets.mask("a ~abc ~\x1b[1mdef ~long-ghi ~"), "a ~[MASKED] ~\x1b[1m[MASKED] ~long-[MASKED] ~");
 }

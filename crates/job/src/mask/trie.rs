@@ -1,8 +1,9 @@
-//! Aho-Corasick automaton for all texts. Each byte of the stream is one transition, independent of the number of texts and
-//! their similarity.
+//! Aho-Corasick automaton for all texts.
+//!
+//! Each byte of the stream is one transition, independent of the number of texts and their similarity.
 //!
 //! The `aho-corasick` crate reports matches, but not the length of a partial match at the end of the stream. Live logs
-//! need it, so that no more bytes than necessary are held back.
+//! need this length, so that no more bytes than necessary are held back.
 
 use std::collections::VecDeque;
 
@@ -21,7 +22,9 @@ struct Node {
     first: u32,
     /// Next child of the same parent. 0 means none.
     sibling: u32,
-    /// Node to continue from if no child matches: that of the longest proper suffix that is a prefix of a text.
+    /// Node to continue from if no child matches.
+    ///
+    /// This is the node of the longest proper suffix that is a prefix of a text.
     fallback: u32,
     /// Length of the path from the root.
     depth: u32,
@@ -56,7 +59,9 @@ impl Trie {
         bytes.iter().position(|byte| self.start(*byte) != 0).unwrap_or(bytes.len())
     }
 
-    /// Returns the state after another byte. Over the whole stream, the number of fallbacks is at most the number of bytes.
+    /// Returns the state after another byte.
+    ///
+    /// Over the whole stream, the number of fallbacks is at most the number of bytes.
     pub(super) fn next(&self, TrieState(mut at): TrieState, byte: u8) -> TrieState {
         loop {
             match self.child(at, byte) {

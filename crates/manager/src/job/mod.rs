@@ -1,4 +1,6 @@
-//! The actors of jobs: each takes one job from its row in `state.log` to its report, for new jobs and for jobs that a restart restored.
+//! The actors of jobs: each takes one job from its row in `state.log` to its report.
+//!
+//! New jobs and jobs that a restart has restored have the same actor.
 //!
 //! ```text
 //! accept the job, whose payload is stored; nothing is started before the coordinator answers    (R1)
@@ -56,7 +58,9 @@ pub(crate) use outage::ReachabilityTracker;
 
 /// Backoff between two attempts to continue with a job whose state could not be stored.
 const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
-/// Time to close a job at its agent. After that the agent removes it at the end of its retention (R6).
+/// Maximum time to close a job at its agent.
+///
+/// An agent deletes a job that was not closed at the end of its retention period (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Context that the actors of one runner's jobs share.
@@ -144,7 +148,7 @@ pub(crate) async fn execute(
     result
 }
 
-/// Runs one actor from the job's row. After a failure, `retained` has the resources of the next actor.
+/// Runs one actor from the job's row. After a failure, `retained` has the resources for the next actor.
 async fn execute_once(
     runner: Arc<RunnerContext>,
     watch: &Arc<JobWatch>,

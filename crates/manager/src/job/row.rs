@@ -45,7 +45,9 @@ impl JobRow {
         self.state.attempt().map(|attempt| format!("{}-{attempt}", self.agent_run_prefix))
     }
 
-    /// Applies `change` to the current state and stores the result. If it cannot be stored, the state does not change.
+    /// Applies `change` to the current state and stores the result.
+    ///
+    /// If it cannot be stored, the state does not change.
     ///
     /// # Errors
     /// [`JobError::Transition`] if the current state does not allow the change, [`JobError::Store`] if it cannot be stored.

@@ -1,4 +1,6 @@
-//! Lowers a job of the custom executor: its steps become stages that a driver runs (docs/spec/job-execution.md, section 6). Pure.
+//! Lowers a job of the custom executor: its steps become stages that a driver runs. Pure.
+//!
+//! The stages are specified in docs/spec/job-execution.md, section 6.
 //!
 //! ```text
 //! plan: [ driver/prepare, driver/stage prepare_script, [ driver/stage get_sources, ..., cleanup_file_variables ], driver/cleanup ]
@@ -29,12 +31,14 @@ pub(super) fn applies(context: &JobContext) -> bool {
     context.runner.uses_driver()
 }
 
-/// Returns the context of a job in the environment of the driver. The directories that the driver chooses are placeholders.
+/// Returns the context of a job in the environment of the driver.
+///
+/// The directories that the driver chooses are placeholders.
 pub(super) fn inside(context: &JobContext) -> JobContext {
     let runner = &context.runner;
-    let is_open = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
+    let driver_chooses = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
     let directory = |configured: &Option<PathBuf>, placeholder: &str| match configured {
-        Some(path) if !is_open => path.clone(),
+        Some(path) if !driver_chooses => path.clone(),
         _ => PathBuf::from(placeholder),
     };
     let directories = Directories {
@@ -51,13 +55,16 @@ pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))
 }
 
-/// Returns the part of the project directory that the driver may add if several runners share its builds directory.
+/// Returns the placeholder for the part of the project directory that the driver may add.
+///
+/// The driver adds this part if several runners share its builds directory. The text is empty for other executors.
 pub(super) fn layout(context: &JobContext) -> &'static str {
     if applies(context) { DRIVER_LAYOUT } else { "" }
 }
 
-/// Returns the steps of a job whose stages a driver runs. `inside` are the steps that the job would have without a driver, from
-/// `prepare_script` on.
+/// Returns the steps of a job whose stages a driver runs.
+///
+/// `inside` are the steps that the job would have without a driver, from `prepare_script` on.
 ///
 /// # Errors
 /// [`LowerError`] if the runner has no driver, or if the job has steps that no script can run.
@@ -125,13 +132,15 @@ fn shared_layout(context: &JobContext) -> String {
     format!("/{}/{}", muster_job::short_token(context.runner.token.expose()), context.slot.project_slot)
 }
 
-/// Returns the payload as the server sent it, or in Muster's own form if the text of the answer was not kept.
+/// Returns the payload as the server sent it.
+///
+/// If the text of the answer was not kept, returns the payload in Muster's own form.
 fn answer(payload: &JobPayload) -> String {
     let answer = payload.muster.as_ref().and_then(|muster| muster.answer.clone());
     answer.unwrap_or_else(|| json!(payload).to_string())
 }
 
-/// Returns the job's services for the driver. Empty if there are none.
+/// Returns the job's services as JSON for the driver. The text is empty if there are none.
 fn services(payload: &JobPayload, variables: &Variables) -> String {
     if payload.services.is_empty() {
         return String::new();

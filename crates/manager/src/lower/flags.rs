@@ -104,7 +104,9 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// Resolves every flag from `[runners.feature_flags]`, the job's variable, the runner's variable, or its default, in this order.
+    /// Resolves every flag.
+    ///
+    /// The sources are, in this order: `[runners.feature_flags]`, the job's variable, the runner's variable, and the default.
     pub(super) fn resolve(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         let mut flags = Self::default();
         for flag in FLAGS {

@@ -41,7 +41,9 @@ pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &V
     Prepare { lines, ..Prepare::default() }
 }
 
-/// Returns the lines before those of the containers: about the connection to the engine's machine, and about feature flags.
+/// Returns the lines before those of the containers.
+///
+/// The returned lines describe the connection to the engine's machine, and feature flags.
 pub(super) fn before_containers(context: &JobContext, flags: &Flags) -> Vec<String> {
     context.connection_lines.iter().cloned().chain(flag_notes(flags)).collect()
 }
@@ -82,7 +84,7 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
     vec![format!("Job triggered by policy \"{}\".", policy.policy_name), overrides]
 }
 
-/// Returns a note if the job requests containers: this executor runs it on the host.
+/// Returns a note if the job requests containers, which this executor does not use.
 fn notice(payload: &JobPayload, runner: &RunnerSettings, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
     let is_unused = |service: &&Image| services::program(runner, service, variables).is_none();

@@ -1,8 +1,10 @@
-//! Which refs may use what a job leaves for later jobs: jobs of protected refs, or those of all refs.
+//! Decides which later jobs may use the caches and volumes of a job.
+//!
+//! These are only the jobs of protected refs, or the jobs of all refs.
 
 use muster_runner_api::payload::JobPayload;
 
-/// Variable that contains whether the ref is protected, for servers whose payload has no such field.
+/// Variable that states whether the ref is protected, for servers whose payload has no such field.
 const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 
 /// Returns whether the job's ref is protected. `None` means that the server does not report it.
@@ -28,12 +30,16 @@ pub(super) fn of_cache(payload: &JobPayload, key: &str) -> bool {
     is_protected_key(key) && of_ref(payload) != Some(false)
 }
 
-/// Returns whether the volumes of the job are only for protected refs: its ref is protected, or one of its caches with these expanded keys is.
+/// Returns whether the volumes of the job are only for protected refs.
+///
+/// This is the case if the job's ref is protected, or if one of its caches is. `keys` are the expanded keys of the caches.
 pub(super) fn of_volumes(payload: &JobPayload, mut keys: impl Iterator<Item = String>) -> bool {
     of_ref(payload) == Some(true) || keys.any(|key| of_cache(payload, &key))
 }
 
-/// Returns whether a key names a cache of protected refs. Some file systems ignore case, and dots and blanks at the end of a name.
+/// Returns whether a key names a cache of protected refs.
+///
+/// Some file systems ignore case, and dots and blanks at the end of a name.
 pub(super) fn is_protected_key(key: &str) -> bool {
     key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }

@@ -15,7 +15,7 @@ const MAX_NAME_BYTES: usize = 4096;
 /// Returns the image of the virtual machine in which the job runs: the job's own, or the runner's.
 ///
 /// # Errors
-/// The reason why there is no image, or the runner does not allow it, for the job's trace.
+/// The reason, for the job's trace, if there is no image or the runner does not allow the image.
 pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<VmImage, String> {
     let settings = &runner.on_instances;
     // If the job runs in a container, its image is that of the container.
@@ -29,7 +29,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
                     [runners.autoscaler.vm_isolation]"
             .to_owned());
     }
-    // The expanded name is checked. gitlab-runner checks the name with its references, which no pattern can match.
+    // The expanded name is checked. gitlab-runner checks the name before its variables are expanded, so no pattern can match it.
     let allows = |pattern: &String| matches_pattern(pattern, &name);
     if job_image.is_some() && !settings.allowed_images.is_empty() && !settings.allowed_images.iter().any(allows) {
         let allowed = settings.allowed_images.join(", ");
@@ -41,7 +41,9 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     Ok(VmImage { name, is_of_job: job_image.is_some() })
 }
 
-/// Expands the job's and the runner's variables in a string, including the references in their values. `None` if the result is too long.
+/// Expands the job's and the runner's variables in a string, including the references in their values.
+///
+/// `None` if the result is too long.
 fn expand_name(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let find =
         |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());

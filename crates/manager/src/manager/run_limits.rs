@@ -9,7 +9,9 @@ use tokio::time::Instant;
 pub struct RunLimits {
     /// Maximum number of jobs to receive, including restored ones. `None` means no limit.
     pub jobs: Option<usize>,
-    /// Maximum time without a job in progress, counted from the start of the manager or the end of the last job. `None` means no limit.
+    /// Maximum time without a job in progress. `None` means no limit.
+    ///
+    /// The time counts from the start of the manager, or from the end of the last job.
     pub idle: Option<Duration>,
 }
 

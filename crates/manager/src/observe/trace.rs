@@ -20,7 +20,7 @@ impl JobTrace {
     pub(super) fn new(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
         let requested = requested(observer, payload);
         let id = payload.id.to_string();
-        // The token makes the identity unguessable and unique. The digest does not reveal it.
+        // The token makes the identity unguessable and unique. The IDs are digests of the identity, which do not reveal the token.
         let identity = [runner.url.as_str().as_bytes(), id.as_bytes(), payload.token.as_bytes()];
         Self { context: observer.telemetry().tracer.context(&identity, requested.as_ref()), requested }
     }
@@ -59,7 +59,9 @@ pub(super) fn span_attributes(runner: &RunnerSettings, payload: &JobPayload) -> 
     ]
 }
 
-/// Returns the span of a node and its children, without messages: those may contain secrets, which only the job's log masks.
+/// Returns the span of a node and its children, without messages.
+///
+/// Messages may contain secrets, which only the job's log masks.
 pub(super) fn span(node: &StepNode) -> StepSpan {
     StepSpan {
         name: node.name.clone(),

@@ -1,7 +1,7 @@
 //! A received job that cannot be stored, for instance on a full disk.
 //!
-//! Storing is retried for a few seconds, and then the job is reported as failed. Few coordinators assign a job twice, so a job that is
-//! dropped here would be lost (J1).
+//! Storing is retried for a few seconds, and then the job is reported as failed. Most coordinators assign a job only once, so a job that
+//! is dropped here would be lost (J1).
 
 use std::time::Duration;
 
@@ -17,16 +17,20 @@ use crate::failure;
 use crate::state::ManagerOutcome;
 use crate::store::{StoreError, StoreJobError, StoredJob};
 
-/// Backoff while a job cannot be stored. A few seconds in total: the job waits, and no other job is requested.
+/// Backoff while a job cannot be stored.
+///
+/// The attempts take a few seconds in total. Meanwhile the job waits, and no other job is requested.
 const STORE_RETRY: Policy =
     Policy { first: Duration::from_millis(100), cap: Duration::from_secs(1), attempts: Some(8) };
-/// Time to send the trace, and then to send the report. The manager exits after that.
+/// Maximum time to send the trace, and again to send the report. The manager exits after that.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Delay before a report is repeated while the coordinator still processes it, unless the coordinator sets another delay.
+/// Default delay before a report is repeated while the coordinator still processes it.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Request {
-    /// Stores the job that could not be stored, or reports it as failed. Returns `None` if it was stored before.
+    /// Retries storing the job, and reports it as failed if no attempt succeeds.
+    ///
+    /// Returns `None` if it was stored before.
     pub(super) async fn retry_store(
         &self,
         client: &Client,

@@ -32,8 +32,8 @@ impl JobRunId {
 
     /// Returns the prefix of the IDs of the job's runs at agents. The number of the attempt follows.
     ///
-    /// A coordinator that was set up again counts its jobs from 1, and a machine may still have the spool of the earlier ones. `token` is
-    /// the job's own, so no other job has the same ID.
+    /// A coordinator that was set up again counts its jobs from 1, and a machine may still have earlier jobs with the same numbers in its
+    /// spool. `token` is the job's own, so no other job has the same ID.
     #[must_use]
     pub fn agent_run_prefix(&self, token: &str) -> String {
         format!("{}-{}", self.0, short(token))
@@ -61,7 +61,7 @@ mod tests {
         let job = JobRunId::new(JobId(100_000), &url);
         let run = |token: &str| job.agent_run_prefix(token);
         assert_ne!(run("of the first run"), run("of the second run"));
-        assert_eq!(run("of the first run"), run("of the first run"), "the ID is the same after a restart");
+        assert_eq!(run("of the first run"), run("of the first run"), "the ID differs for the same token");
         assert!(!run("of the first run").contains("first"));
     }
 }

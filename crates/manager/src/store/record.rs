@@ -20,7 +20,9 @@ pub(super) enum Record<'a> {
     Runner { digest: &'a str, settings: &'a RunnerSettings },
     /// A lane of a runner, with the idempotency key of its next request.
     Lane(&'a Lane),
-    /// A received job, and the new key of its lane. They are in one line, so that both are stored or neither is.
+    /// A received job, and the new key of its lane.
+    ///
+    /// The job and the key are in one line, so that both are stored or neither is.
     Job {
         run: &'a JobRunId,
         runner: Option<&'a str>,
@@ -34,7 +36,7 @@ pub(super) enum Record<'a> {
     Removed { run: &'a JobRunId },
 }
 
-/// A lane: one of the simultaneous job requests of a runner, with the idempotency key of its next request.
+/// One of the simultaneous job requests of a runner, with the idempotency key of its next request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Lane {
     pub(super) runner: RunnerKey,

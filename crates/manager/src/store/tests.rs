@@ -9,7 +9,9 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// A state.log of version 1: jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
+/// A state.log of version 1.
+///
+/// It contains jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
 const LOG_1: &[u8] = include_bytes!("../../tests/samples/state_v1.log");
 
 fn payload(id: i64) -> JobPayload {
@@ -36,16 +38,16 @@ async fn job_is_stored_once_and_lane_gets_new_key() {
     let store = Store::open(home.path()).await.unwrap();
     let (one, two) = (runner("http://one"), runner("http://two"));
     let key = store.lane_key(&one.key, 0).unwrap();
-    assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the key stays the same until a job arrives");
+    assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the key changed before a job arrived");
     let of_two = store.lane_key(&two.key, 0).unwrap();
-    assert_ne!(of_two, key, "each runner has separate lanes");
+    assert_ne!(of_two, key, "two runners share a lane");
     assert!(store.insert_job(&one, 0, payload(7)).unwrap().is_some());
     assert_ne!(store.lane_key(&one.key, 0).unwrap(), key);
     assert_eq!(store.lane_key(&two.key, 0).unwrap(), of_two);
     store.set_state(&run_id(&one, 7), &leased()).unwrap();
-    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a duplicate changes nothing");
+    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a duplicate was stored");
     assert_eq!(store.job(&run_id(&one, 7), &one).unwrap().unwrap().state, leased());
-    assert!(store.insert_job(&two, 0, payload(7)).unwrap().is_some(), "another coordinator's job of the same number");
+    assert!(store.insert_job(&two, 0, payload(7)).unwrap().is_some(), "another coordinator's job was not stored");
 }
 
 #[tokio::test]
@@ -72,7 +74,7 @@ async fn stored_jobs_are_restored_with_their_runner() {
     assert_eq!(store.jobs(), [stored(7, &old, first.received_ms), stored(9, &new, last.received_ms)]);
     assert_eq!(store.lane_key(&old.key, 1).unwrap(), key);
     let mode = std::fs::metadata(home.path().join("state.log")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o077, 0, "payloads hold tokens");
+    assert_eq!(mode & 0o077, 0, "other users can read the tokens");
 }
 
 #[tokio::test]
@@ -96,7 +98,7 @@ async fn new_state_directory_is_private_and_existing_one_unchanged() {
     std::fs::create_dir(&shared).unwrap();
     std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o755)).unwrap();
     drop(Store::open(&shared).await.unwrap());
-    assert_eq!(mode(&shared), 0o755, "the mode of an existing directory is not changed");
+    assert_eq!(mode(&shared), 0o755, "the mode of an existing directory was changed");
     for entry in std::fs::read_dir(&shared).unwrap() {
         assert_eq!(mode(&entry.unwrap().path()) & 0o077, 0);
     }

@@ -32,7 +32,7 @@ pub(crate) struct Spool {
     pub(crate) started: Vec<String>,
     /// IDs of all `Close` calls.
     pub(crate) closed: Vec<String>,
-    /// Error of the next `Run` calls.
+    /// Error that each `Run` returns. `None` means that `Run` starts the job.
     pub(crate) refuse: Option<String>,
     /// Whether the next `Run` starts its job but loses its answer.
     pub(crate) lose_next_answer: bool,
@@ -129,7 +129,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
     JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree, used: None }
 }
 
-/// Returns a run ID without the hash of the coordinator's URL, which differs between tests.
+/// Returns a run ID without its hashes, because the coordinator's URL differs between tests.
 fn short(id: &str) -> String {
     let first = id.split('-').next().unwrap_or_default();
     format!("{first}-{}", id.rsplit('-').next().unwrap_or_default())

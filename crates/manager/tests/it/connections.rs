@@ -49,7 +49,9 @@ impl PausedAnswer {
     }
 }
 
-/// Starts a proxy that pauses in the middle of each answer with a job, until the test decides how the answer continues.
+/// Starts a proxy that pauses in the middle of each answer with a job.
+///
+/// The test decides how the answer continues.
 async fn start_pausing_proxy(harness: &Harness) -> (Url, mpsc::UnboundedReceiver<PausedAnswer>) {
     let (to, (listener, url)) = (coordinator_of(harness), listener("http").await);
     let (send, paused_answers) = mpsc::unbounded_channel();
@@ -197,7 +199,7 @@ async fn connect_time_does_not_count_as_hold_time() {
     let manager = harness.manager_with_settings(slow.settings(&harness)).await;
     slow.wait_for_connection().await;
     slow.accept_permits.add_permits(1);
-    // The second request carries a version of the queue. It is outdated on arrival, so the front end passes the request on.
+    // The second request carries a queue version that is outdated on arrival, so the front end passes the request on.
     slow.wait_for_connection().await;
     harness.coordinator.set_assignment_enabled(false);
     harness.push(&json!({}));

@@ -30,7 +30,9 @@ use crate::harness::{JOB, RUN};
 
 /// Step by which the clock advances.
 const STEP: Duration = Duration::from_millis(20);
-/// Number of scheduler turns in one step. Calls over the loopback interface take several turns, but no time.
+/// Number of scheduler turns in one step.
+///
+/// Calls over the loopback interface take several turns, but no time.
 const TURNS: usize = 200;
 
 /// A manager whose only runner runs its jobs on an instance.
@@ -45,7 +47,9 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a manager, an agent and a coordinator. `has_slots` means that jobs get an instance at once. Otherwise they wait for one.
+    /// Starts a manager, an agent and a coordinator.
+    ///
+    /// `has_slots` means that jobs get an instance at once. Otherwise they wait for one.
     async fn start(has_slots: bool) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(3600)));
         let served = serve(coordinator.clone()).await.unwrap();
@@ -81,7 +85,9 @@ impl Fixture {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Returns the time until the job has ended at the coordinator, which depends only on the manager.
+    /// Returns the time until the job has ended at the coordinator.
+    ///
+    /// The clock advances only in steps, so the time does not depend on the speed of the machine.
     async fn until_ended(&self) -> Duration {
         // A paused clock does not advance automatically while a thread is busy.
         let (busy, idle) = std::sync::mpsc::channel::<()>();
@@ -176,8 +182,9 @@ impl Executor for InstanceStubExecutor {
     }
 }
 
-/// `docs/explanation/crash-safety.md` documents 13 s: 6 s until the connection is closed, and [`UNRESPONSIVE_TIMEOUT`]. The test allows
-/// 2 s for the report.
+/// `docs/explanation/crash-safety.md` documents 13 s. The test allows 2 s more for the report.
+///
+/// The 13 s are 6 s until the connection is closed, and [`UNRESPONSIVE_TIMEOUT`].
 #[tokio::test]
 async fn job_on_unresponsive_instance_ends_within_15_s() {
     let fixture = Fixture::start(true).await;

@@ -98,7 +98,7 @@ async fn lost_agent_fails_job_with_one_message() {
     assert_eq!(text.matches("before\n").count(), 1, "{text}");
     assert_eq!(text.matches("ERROR: Job failed (system failure): the job's environment was lost").count(), 1, "{text}");
     let line = text.lines().find(|line| line.contains("environment was lost")).unwrap();
-    assert!(line.contains("; retry the job, or set `retry: "), "the advice follows the reason: {line}");
+    assert!(line.contains("; retry the job, or set `retry: "), "no advice follows the reason: {line}");
     let last = job.updates.last().unwrap();
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"));
     assert_eq!(last.output.bytesize, Some(job.trace.len() as u64));

@@ -1,4 +1,4 @@
-//! The fixture of one test: a coordinator, an agent, a state directory, and managers that start and stop.
+//! The fixture of a test: a coordinator, an agent, a state directory, and managers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl Running {
     /// capacity and the time. Requests that it has canceled end before this task continues, because all tasks share one thread.
     pub(crate) async fn wait_for_main_loop(&self) {
         for _ in 0..3 {
-            self.control.stats().await.expect("the manager has not ended");
+            self.control.stats().await.expect("the manager ended too early");
             tokio::task::yield_now().await;
         }
     }
@@ -82,7 +82,7 @@ impl Running {
     pub(crate) async fn wait_for(&self, condition: impl Fn(&ManagerStats) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            let stats = self.control.stats().await.expect("the manager has not ended");
+            let stats = self.control.stats().await.expect("the manager ended too early");
             if condition(&stats) {
                 return;
             }
@@ -146,7 +146,7 @@ impl Harness {
     pub(crate) async fn wait_for_slots(&self, count: usize) {
         let mut assigned = self.assigned.subscribe();
         let assigned = assigned.wait_for(|assigned| assigned.len() >= count);
-        tokio::time::timeout(Duration::from_secs(20), assigned).await.expect("no slot was assigned").unwrap();
+        tokio::time::timeout(Duration::from_secs(20), assigned).await.expect("too few slots were assigned").unwrap();
     }
 
     pub(crate) async fn manager(&self) -> Running {

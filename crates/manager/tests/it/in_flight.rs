@@ -1,6 +1,6 @@
-//! Job requests that the server may have answered, while capacity falls, settings change, or the manager stops.
+//! Job requests in flight, while capacity falls, settings change, or the manager stops.
 //!
-//! The server behaves like GitLab: a job whose answer is not read is lost.
+//! The server may have answered a request already. It behaves like GitLab: a job whose answer is not read is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +68,7 @@ async fn jobs_in_flight_run_after_capacity_fell() {
     manager.wait_for_main_loop().await;
     assign_two(&harness);
     finish(&harness, 1..=2).await;
-    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "no more jobs are requested");
+    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "more jobs are requested");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn job_beyond_reduced_concurrent_waits() {
     harness.agent.wait_for(|spool| spool.started.len() == 1).await;
     manager.wait_for(|stats| stats.waiting == 1).await;
     let first = harness.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
-    assert_eq!(harness.assigned_slots().len(), 1, "the waiting job has no slot");
+    assert_eq!(harness.assigned_slots().len(), 1, "the waiting job got a slot");
     finish(&harness, [first, 3 - first]).await;
     assert_eq!(harness.assigned_slots(), [0, 0]);
 }
@@ -166,7 +166,7 @@ async fn jobs_received_during_abort_are_retryable_failures() {
         assert!(job.text().contains("the runner manager was stopped before the job started"), "{}", job.text());
     }
     manager.ended().await.unwrap();
-    assert!(harness.agent.spool().started.is_empty(), "no job was started");
+    assert!(harness.agent.spool().started.is_empty(), "a job was started");
     harness.assert_no_jobs_stored().await;
 }
 
@@ -182,7 +182,7 @@ async fn jobs_received_while_leaving_are_stored() {
     finish(&harness, 1..=2).await;
 }
 
-/// GitLab's front end holds such a request without looking for a job.
+/// GitLab's front end holds a request with the current queue version without looking for a job.
 #[tokio::test]
 async fn held_request_does_not_delay_exit() {
     for command in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
@@ -239,7 +239,11 @@ async fn canceled_job_is_not_counted_as_waiting() {
     harness.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
     harness.coordinator.set_status(waiting, JobStatus::Canceling);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;
-    assert_eq!(harness.coordinator.job(waiting).unwrap().status, JobStatus::Canceling, "its end is not reported");
+    assert_eq!(
+        harness.coordinator.job(waiting).unwrap().status,
+        JobStatus::Canceling,
+        "the end of the job was reported"
+    );
     harness.coordinator.clear_faults();
     assert_eq!(harness.coordinator.wait_for_end(waiting).await.status, JobStatus::Canceled);
     finish(&harness, [first]).await;

@@ -1,10 +1,5 @@
 //! Tests of the manager between a coordinator and an agent in memory, with faults on both sides.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "a test's helpers fail as its body does"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a failed test panics")]
 
 mod acceptance;
 mod agent;

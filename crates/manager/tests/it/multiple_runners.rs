@@ -169,7 +169,11 @@ async fn new_settings_add_and_remove_runners_without_losing_jobs() {
     wait_started(&harness, 11).await;
     finish(&harness, &coordinators[0], 1).await;
     finish(&harness, &coordinators[1], 11).await;
-    assert_eq!(coordinators[0].memory.job(JobId(2)).unwrap().status, JobStatus::Pending, "the runner was removed");
+    assert_eq!(
+        coordinators[0].memory.job(JobId(2)).unwrap().status,
+        JobStatus::Pending,
+        "a job was requested for a removed runner"
+    );
     reload(settings(1, vec![coordinators[1].runner("b"), coordinators[0].runner("a")])).await;
     wait_started(&harness, 2).await;
     finish(&harness, &coordinators[0], 2).await;
@@ -189,7 +193,11 @@ async fn reduced_capacity_lets_jobs_end() {
         finish(&harness, &coordinator, id).await;
     }
     manager.wait_for(|stats| stats.jobs == 1).await;
-    assert_eq!(manager.control.stats().await.unwrap().runners[0].requests, 0, "the running job uses the capacity");
+    assert_eq!(
+        manager.control.stats().await.unwrap().runners[0].requests,
+        0,
+        "a job was requested without free capacity"
+    );
     for id in 3..=5 {
         wait_started(&harness, id).await;
         finish(&harness, &coordinator, id).await;

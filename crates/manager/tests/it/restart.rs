@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::harness::{Harness, JOB, RUN};
 
-/// Asserts that the log arrived completely, that the script was started once, and that the agent has closed the job.
+/// Asserts that the log is complete, the script was started once, and the agent has closed the job.
 async fn check_success(harness: &Harness, log: &str) {
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, log, 1));

@@ -19,7 +19,7 @@ use time::macros::datetime;
 
 /// Maximum time to wait for an event.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
-/// A token that is valid for 100 hours.
+/// A configuration with a token that is valid for 100 hours.
 const CONFIG: &str = "# kept\nconcurrent = 3\n\n[[runners]]\nname = \"a\" # and this\nurl = \"URL\"\n\
     token = \"glrt-old\"\ntoken_obtained_at = 2026-11-01T00:00:00Z\ntoken_expires_at = 2026-11-05T04:00:00Z\n\
     executor = \"shell\"\n";
@@ -114,7 +114,7 @@ async fn token_is_renewed_at_three_quarters_of_its_life() {
         .replace("2026-11-01T00:00:00Z", "2026-11-04T03:00:00Z")
         .replace("2026-11-05T04:00:00Z", "2026-11-12T11:00:00Z");
     assert_eq!(fixture.text(), expected);
-    assert_eq!(fixture.advance_clock().await, at(75 + 150), "the next renewal is scheduled");
+    assert_eq!(fixture.advance_clock().await, at(75 + 150), "the next renewal is scheduled at a wrong time");
     fixture.changed().await;
     assert!(fixture.is_valid_token("glrt-old-reset-2").await);
     assert!(fixture.has_metric("gitlab_runner_configuration_saved_total 2"));
@@ -151,7 +151,7 @@ async fn without_writable_file_token_is_reset_shortly_before_expiry() {
     assert_eq!(
         (token(&settings), fixture.text().as_str()),
         ("glrt-old-reset-1", CONFIG),
-        "the new token is used from memory"
+        "the new token is not used from memory"
     );
     assert!(fixture.is_valid_token(token(&settings)).await);
     std::fs::remove_dir(lock).unwrap();
@@ -159,7 +159,7 @@ async fn without_writable_file_token_is_reset_shortly_before_expiry() {
     assert_eq!(token(&fixture.changed().await), "glrt-old-reset-1");
     assert!(
         fixture.text().contains("token = \"glrt-old-reset-1\""),
-        "the token is saved when the file is writable again"
+        "the token was not saved when the file became writable again"
     );
 }
 

@@ -1,4 +1,6 @@
-//! A virtual machine on the instance for each job (`vm_isolation`, `docs/spec/fleeting.md`, section 8.4).
+//! A virtual machine on the instance for each job (`vm_isolation`).
+//!
+//! The behavior is specified in `docs/spec/fleeting.md`, section 8.4.
 //!
 //! The nesting daemon on the instance creates the machine, the job's agent runs in it, and it is deleted with the job.
 //!
@@ -7,8 +9,8 @@
 //! end of the job: Delete, then the slot is released        next start of the manager: the machine in the lease's record is used again
 //! ```
 //!
-//! Orphaned machines are deleted when their instance is prepared, which each start of the manager does, or when their slot is used again,
-//! because the daemon has one machine per slot.
+//! Each start of the manager prepares the instances again. This deletes orphaned machines. An orphaned machine is also deleted when its
+//! slot is used again, because the daemon has one machine per slot.
 
 mod metrics;
 mod nested;
@@ -32,7 +34,9 @@ use crate::{LeaseRecord, VmImage};
 use metrics::{Operation, VmMetrics};
 pub(super) use nested::NestedMachine;
 
-/// Reason why a virtual machine could not be created or deleted. The trace of the job shows why it could not be created.
+/// Reason why a virtual machine could not be created or deleted.
+///
+/// The trace of the job shows why it could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct VmError(pub(super) String);
@@ -52,7 +56,9 @@ pub(super) struct Isolation {
     announced: watch::Sender<bool>,
     /// Number of machines that are being created or deleted.
     busy: watch::Sender<usize>,
-    /// Host keys of the machines. They are not stored, because a machine is reached through its instance, whose own key is verified.
+    /// Host keys of the machines.
+    ///
+    /// The keys are not stored, because a machine is reached through its instance, whose own key is verified.
     hosts: KnownHosts,
     metrics: VmMetrics,
 }
@@ -166,7 +172,9 @@ impl Isolation {
         answer.await.unwrap_or_else(|_| Err(VmError("the manager is shutting down".to_owned())))
     }
 
-    /// Waits until no machine is being created or deleted, for at most `timeout`. The next start deletes the rest.
+    /// Waits until no machine is being created or deleted, for at most `timeout`.
+    ///
+    /// The next start deletes the rest.
     pub(super) async fn wait_idle(&self, timeout: Duration) {
         let mut busy = self.busy.subscribe();
         // Cannot fail, because the sender is a field of `self`.

@@ -178,7 +178,9 @@ impl NestedMachine {
         lines.into_iter().chain(self.trace_lines.iter().cloned()).collect()
     }
 
-    /// Waits until the machine is known to be lost while its instance exists, and returns the reason. Cancel-safe.
+    /// Waits until the machine is known to be lost while its instance exists, and returns the reason.
+    ///
+    /// Cancel-safe.
     pub(in crate::instance) async fn lost(&self) -> String {
         let mut lost = self.lost.subscribe();
         // Cannot fail, because the sender is a field of `self`.

@@ -18,7 +18,9 @@ pub struct Fleet {
     pub executor: Arc<InstanceExecutor>,
 }
 
-/// Fleets of all runners: those in the configuration in its order, then those that are shutting down.
+/// Fleets of all runners: first those in the configuration, then those that are shutting down.
+///
+/// The fleets in the configuration have its order.
 #[derive(Default)]
 pub struct FleetList(Mutex<Fleets>);
 

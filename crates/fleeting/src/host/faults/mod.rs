@@ -74,7 +74,7 @@ impl TestPlugin {
         Self { last_init, server: tokio::spawn(serve), directory }
     }
 
-    /// Returns the settings to start the plugin, with short timeouts for calls, and a long delay before a restart.
+    /// Returns the settings to start the plugin: short timeouts, and a long delay before a restart.
     fn spec(&self) -> PluginSpec {
         let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-faulty"));
         let short = Duration::from_millis(500);
@@ -195,8 +195,12 @@ async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
             error.to_string().contains("no connector for i1"),
             "the host did not report the missing connector, on which the Go host crashes: {error}"
         );
-        assert_eq!(group.increase(3).await.unwrap(), 3, "at most the requested number counts");
-        assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested IDs count, and only once");
+        assert_eq!(group.increase(3).await.unwrap(), 3, "more instances than requested were counted");
+        assert_eq!(
+            group.decrease(&[id("i1")]).await.unwrap(),
+            [id("i1")],
+            "an ID was returned that was not requested, or that was repeated"
+        );
         let error = group.update().await.unwrap_err();
         assert!(error.to_string().contains("an instance ID of 0 bytes"), "{error}");
     })

@@ -78,7 +78,7 @@ async fn run(run: &FaultRun) -> Tally {
         }
         Err(error) => {
             let init_succeeds = [Behavior::Normal, Behavior::Slow].contains(&script.behaviors[Call::Init as usize]);
-            assert!(script.start != WELL_BEHAVED || !init_succeeds, "a well-behaved plugin must start: {error}");
+            assert!(script.start != WELL_BEHAVED || !init_succeeds, "a well-behaved plugin did not start: {error}");
             let text = error.to_string();
             assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-faulty"), "{text}");
             tally.errors = 1;

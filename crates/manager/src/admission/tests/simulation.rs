@@ -1,11 +1,12 @@
-//! A random simulation around the engine: coordinators that hold, answer, fail and refuse, jobs that end, and operators that change
-//! settings. The invariants are checked after each event.
+//! A random simulation around the engine.
+//!
+//! Coordinators hold, answer, fail and refuse requests, jobs end, and operators change settings. The invariants are checked after each event.
 
 use super::*;
 
-/// Maximum time that a runner may wait for its request while capacity is free, divided by the number of runners.
+/// Maximum time that a runner may wait for its request while capacity is free, for each runner.
 ///
-/// The time grows with this number, because each other runner may take one turn first, and its canceled request must end.
+/// The total time grows with the number of runners, because each other runner may take one turn first, and its canceled request must end.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {
@@ -15,7 +16,9 @@ pub(super) struct Simulation {
     runners: Vec<Limits>,
     concurrent: usize,
     in_flight: Vec<(PollId, RunnerKey)>,
-    /// Requests in flight: when each was sent, with which settings, and whether its server was known to repeat assignments.
+    /// Time, generation of the settings, and repeatability with which each request in flight was sent.
+    ///
+    /// A request is repeatable if its server was known to repeat assignments when the request was sent.
     sent: HashMap<PollId, (Instant, u64, bool)>,
     /// Runners whose servers are known to repeat assignments.
     repeatable: Vec<RunnerKey>,
@@ -145,7 +148,7 @@ impl Simulation {
         }
     }
 
-    /// Asserts that a request is canceled only if the server cannot have answered it.
+    /// Asserts that a request is canceled only after [`MIN_HOLD`], or if it is obsolete and repeatable.
     fn check_cancellation(&self, poll: PollId) {
         let (sent, generation, is_repeatable) = self.sent[&poll];
         let (_, runner) = self.in_flight.iter().find(|(in_flight, _)| *in_flight == poll).unwrap();
@@ -178,7 +181,9 @@ impl Simulation {
         }
     }
 
-    /// Asserts that a runner that may poll and has no request gets one in time, and that a wake-up is scheduled before that.
+    /// Asserts that a runner that may poll and has no request gets one in time.
+    ///
+    /// Also asserts that a wake-up is scheduled before that.
     fn check_starvation(&mut self, limits: &Limits, jobs: usize, requests: usize) {
         let entry = self.engine.entries.iter().find(|entry| entry.limits.key == limits.key).unwrap();
         if self.stopped {

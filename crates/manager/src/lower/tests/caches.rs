@@ -74,7 +74,7 @@ fn objects_of_hashed_keys_are_divided_by_their_first_digits() {
     let hash = "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a";
     let hashed = format!("project/5/82/{hash}");
     let (uses, _) = cached(more.clone(), SHARED);
-    assert_eq!(names(&uses), ["project/5/k", &hashed, "project/5/f"], "the alternate key is read, too");
+    assert_eq!(names(&uses), ["project/5/k", &hashed, "project/5/f"], "the object of the alternate key is missing");
     more["variables"] = json!([{ "key": "FF_HASH_CACHE_KEYS", "value": "true" }]);
     let (uses, _) = cached(more, SHARED);
     assert_eq!(names(&uses)[..2], [hashed.as_str(), "project/5/k"]);
@@ -160,7 +160,7 @@ fn protection_level_of_chunks_follows_the_key_and_the_ref() {
 }
 
 #[test]
-fn no_key_leads_to_the_chunks_of_a_level() {
+fn key_cannot_choose_the_protection_level_of_chunks() {
     let (uses, _) = chunked(json!([{ "key": "../chunks/5/protected/objects/x", "paths": ["a"] }]), Some(false), &[]);
     assert_eq!(
         (uses[0].key.as_str(), uses[0].prefix.as_str()),

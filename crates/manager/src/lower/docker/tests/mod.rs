@@ -175,7 +175,7 @@ fn labels_describe_the_job() {
 }
 
 #[test]
-fn engine_on_an_instance_is_its_own() {
+fn engine_on_an_instance_is_reached_without_certificates() {
     let engine = |executor: &str| {
         let mut context = with(|docker| {
             docker.host = "tcp://engine:2376".to_owned();
