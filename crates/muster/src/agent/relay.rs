@@ -1,4 +1,4 @@
-//! Forwards connections in a container to the agent that created the container, which connects to an address of its machine.
+//! Forwards connections in a container to the agent that created the container. That agent forwards them to the coordinator.
 
 use std::path::Path;
 use std::time::Duration;

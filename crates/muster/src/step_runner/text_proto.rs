@@ -107,7 +107,7 @@ fn at<'v>(value: &'v Value, pointer: &str) -> &'v Value {
     value.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// Returns the strings in a list. Returns nothing for a value that is not a list.
+/// Returns the strings in a list, or no strings if the value is not a list.
 fn strings(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }
