@@ -10,7 +10,8 @@
 //! A route of the type `unreachable` covers ordinary connections. A socket that is bound to an interface skips such a route, and looks for the
 //! address on the link. Therefore each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the
 //! default route, so each interface also gets a route to the address on its link. Only a process with the capability `NET_ADMIN` can remove these
-//! routes and entries, and only one with `NET_RAW` can send packets past them. The container gets neither capability.
+//! routes and entries, and only one with `NET_RAW` can send packets past them. The containers of a job get neither capability: `block` runs in
+//! a separate container.
 //!
 //! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys` is read-only.
 

@@ -88,8 +88,8 @@ fn reference(reference: &Value, dir: &Path) -> Result<Value, String> {
     let path: PathBuf = step_dir.iter().chain(file.map(std::ffi::OsStr::new)).collect();
     let location = |fields: &[&str], keys: &[&str]| {
         let fields = fields.iter().zip(keys).map(|(field, key)| ((*field).to_owned(), json!(text(key))));
-        let place = [("dir".to_owned(), json!(step_dir)), ("file".to_owned(), json!(file))];
-        Value::Object(fields.chain(place).collect())
+        let path_fields = [("dir".to_owned(), json!(step_dir)), ("file".to_owned(), json!(file))];
+        Value::Object(fields.chain(path_fields).collect())
     };
     Ok(match text("protocol") {
         "local" => json!(dir.join(path)),
