@@ -21,8 +21,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Links and runs a small program with these arguments, because some linkers do not support them, and a glibc before 2.36
-/// cannot start the result. Returns `None` if this cannot be tried, as in a cross build.
+/// Returns whether a program that is linked with [`SIZE_LINK_ARGS`] can be built and starts.
+///
+/// Some linkers do not support the arguments, and a glibc before 2.36 cannot start the program. `None` means that this cannot be
+/// tried, as in a cross build.
 fn supports_size_link_args() -> Option<bool> {
     let target = env::var("TARGET").ok().filter(|target| env::var("HOST").is_ok_and(|host| host == *target))?;
     let out = PathBuf::from(env::var_os("OUT_DIR")?);

@@ -60,7 +60,7 @@ pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: us
     rewritten
 }
 
-/// Returns whether the arguments of `command` are a command with its own flags.
+/// Returns whether `command` takes another command as its arguments, whose flags must not be rewritten.
 fn takes_command(command: &Command) -> bool {
     command.get_positionals().any(clap::Arg::is_trailing_var_arg_set)
 }

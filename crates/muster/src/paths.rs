@@ -9,7 +9,9 @@ pub(crate) fn default_config_file() -> PathBuf {
     default_directory().join("config.toml")
 }
 
-/// Returns the directory of TLS certificates, named by host. It depends on the user, never on `--config`.
+/// Returns the directory of TLS certificates. Their file names begin with the name of a server.
+///
+/// The directory depends on the user, never on `--config`.
 pub(crate) fn certificates() -> PathBuf {
     default_directory().join("certs")
 }

@@ -10,7 +10,8 @@
 //! A route of the type `unreachable` covers ordinary connections. A socket that is bound to an interface skips such a route, and looks for the
 //! address on the link. Therefore each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the
 //! default route, so each interface also gets a route to the address on its link. Only a process with the capability `NET_ADMIN` can remove these
-//! routes and entries, and only one with `NET_RAW` can send packets past them. The container gets neither capability.
+//! routes and entries, and only one with `NET_RAW` can send packets past them. The containers of a job get neither capability: `block` runs in
+//! a separate container.
 //!
 //! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys` is read-only.
 
@@ -97,7 +98,7 @@ fn report(message: &str, code: ExitCode) -> ExitCode {
     code
 }
 
-/// Returns whether routes reject packets to all addresses.
+/// Returns whether routes reject packets to each of the addresses.
 fn are_unreachable(addresses: &[IpAddr]) -> io::Result<bool> {
     let routes = std::fs::read_to_string("/proc/net/route")?;
     let ipv6_routes = ipv6_routes()?;
@@ -153,7 +154,7 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
             }
             IpAddr::V6(_) if has_ipv6 => {
                 for (name, index) in &interfaces {
-                    // An interface without IPv6 reaches no address, and has neither routes nor neighbors.
+                    // An interface without IPv6 reaches no IPv6 address, and has neither routes nor neighbors of IPv6.
                     if has_ipv6_on(name)? {
                         request(&kernel, &neighbor(*address, *index))?;
                         request(&kernel, &route_on_link(*address, *index))?;
@@ -214,7 +215,7 @@ fn parts(address: IpAddr) -> (u8, u8, Vec<u8>) {
 fn unreachable_route(address: IpAddr) -> Vec<u8> {
     const RTN_UNREACHABLE: u8 = 7;
     const RT_SCOPE_UNIVERSE: u8 = 0;
-    // IPv4 has one route for each address, with the preference 0.
+    // An IPv4 route without this attribute has the preference 0, which no other route can precede.
     let preference = address.is_ipv6().then_some((RTA_PRIORITY, FIRST));
     route(address, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, preference)
 }
@@ -271,7 +272,7 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Returns a message that creates something or replaces it, and is acknowledged (netlink(7)).
+/// Returns a message that creates or replaces an entry, and requests an acknowledgment (netlink(7)).
 fn message(kind: u16, body: &[u8]) -> Vec<u8> {
     const REQUEST_ACK_REPLACE_CREATE: u16 = 0x1 | 0x4 | 0x100 | 0x400;
     let length = u32::try_from(body.len() + 16).unwrap_or(u32::MAX);
@@ -307,15 +308,15 @@ mod tests {
 
     #[test]
     fn only_the_first_ipv6_route_to_the_whole_address_counts() {
-        let none = "0".repeat(32);
+        let zeros = "0".repeat(32);
         let route = |destination: &str, length: &str, metric: &str, flags: &str| {
-            format!("{destination} {length} {none} 00 {none} {metric} 00000001 00000000 {flags}       lo\n")
+            format!("{destination} {length} {zeros} 00 {zeros} {metric} 00000001 00000000 {flags}       lo\n")
         };
         let (address, text) = ("fd00:ec2::254".parse().unwrap(), "fd000ec2000000000000000000000254");
         assert!(rejects_ipv6(&route(text, "80", "00000001", "00200200"), address));
         assert!(!rejects_ipv6(&route(text, "80", "00000400", "00200200"), address));
         assert!(!rejects_ipv6(&route(text, "80", "00000001", "00000001"), address));
         assert!(!rejects_ipv6(&route(text, "40", "00000001", "00200200"), address));
-        assert!(!rejects_ipv6(&route(&none, "80", "00000001", "00200200"), address));
+        assert!(!rejects_ipv6(&route(&zeros, "80", "00000001", "00200200"), address));
     }
 }

@@ -1,4 +1,5 @@
-//! Forwards connections in a container to the agent that created the container, which connects to an address of its machine.
+//! Forwards connections in a container to the agent that created the container. That agent
+//! connects to an address of its machine, such as the coordinator of `muster ci`.
 
 use std::path::Path;
 use std::time::Duration;

@@ -111,7 +111,7 @@ pub(super) struct InspectArgs {
 /// Arguments of `muster ci run`.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct RunArgs {
-    /// Jobs to run; all by default. A name without its matrix part selects all jobs of the matrix. Manual jobs run only if named here.
+    /// Jobs to run; all by default. A name without its matrix part selects all jobs of the matrix. Manual jobs run only if named here or with `--manual`.
     #[arg(value_name = "JOB")]
     pub(super) jobs: Vec<String>,
     /// Run only the jobs of this stage. Manual jobs run only if named.

@@ -111,12 +111,12 @@ fn needs(job: &Job) -> String {
         return "none; starts immediately".to_owned();
     }
     let texts = needs.iter().map(|need| {
-        let without = match need {
+        let without_artifacts = match need {
             Need::Job { artifacts, .. } | Need::Project { artifacts, .. } | Need::Pipeline { artifacts, .. } => {
                 !artifacts
             }
         };
-        format!("{}{}", need_name(need), if without { " (without artifacts)" } else { "" })
+        format!("{}{}", need_name(need), if without_artifacts { " (without artifacts)" } else { "" })
     });
     texts.collect::<Vec<_>>().join(", ")
 }

@@ -135,7 +135,7 @@ fn allow_failure(allowed: &AllowFailure) -> String {
     }
 }
 
-/// Returns the name of a needed job, with its project or pipeline if it is in another one.
+/// Returns the name of a needed job. A job of another project or pipeline has that project or pipeline as a prefix.
 pub(super) fn need_name(need: &Need) -> String {
     match need {
         Need::Job { name, .. } => name.clone(),

@@ -43,7 +43,9 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
     };
     let sources = pipeline.sources.vendoring(options);
     if !load_all(&pipeline.text, &pipeline.context, &sources) {
-        return Err(CiError::Usage(format!("failed to download all included files; `{LOCK_FILE}` is unchanged")));
+        return Err(CiError::Usage(format!(
+            "failed to download some of the included files; `{LOCK_FILE}` is unchanged"
+        )));
     }
     let pins = sources.pinned();
     show(&pins);

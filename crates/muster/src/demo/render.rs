@@ -12,7 +12,7 @@ use crate::ci::ui;
 const FIXED_LINES: usize = 14;
 /// Number of decisions to show.
 pub(super) const MAX_DECISIONS: usize = 4;
-/// Heights of a bar of a curve.
+/// Bars of a curve, lowest first.
 const BAR_HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Data of one screen.

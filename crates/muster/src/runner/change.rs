@@ -24,7 +24,7 @@ pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Returns the index of a runner in the file: its previous index, or the index of the first entry with the same URL, name and token.
+/// Returns the index of the entry with the runner's URL and name, and with `token`. Prefers the runner's previous index.
 pub(super) fn find(file: &ConfigFile, path: &Path, runner: &Runner, token: &Secret) -> Option<usize> {
     let runners = file.read(&HostFacts::of(path)).config?.runners;
     let is_same = |other: &&Runner| {

@@ -16,7 +16,11 @@ const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 7] = [
     ("verify", "token", "same as --url"),
     ("verify", "t", "same as --url"),
     ("verify", "tls-*", "same as --url"),
-    ("proxy-exec", "", "a part of the helper; with the key `proxy_exec`, the agent masks what jobs add"),
+    (
+        "proxy-exec",
+        "",
+        "a command for the helper image; with the key `proxy_exec`, the agent masks the values that jobs add",
+    ),
 ];
 
 fn reason(command: &str, flag: &str) -> Option<&'static str> {

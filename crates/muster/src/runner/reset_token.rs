@@ -46,7 +46,7 @@ enum ResetError {
              check the file, and run the command again"
     )]
     RemovedMeanwhile { name: String },
-    #[error("the token was not reset, because the file is not writable")]
+    #[error("the token was not reset, because the configuration file cannot be changed")]
     NotWritable(#[from] EditError),
     #[error(
         "the server has reset the token of runner `{name}`, but the new token could not be saved, and the old one is invalid; \

@@ -38,7 +38,7 @@ enum UnregisterError {
     NoMatch(String),
     #[error("failed to unregister runner `{name}`; it is kept in the file")]
     Failed { name: String, source: ClientError },
-    #[error("no runner was unregistered, because the file is not writable")]
+    #[error("no runner was unregistered, because the configuration file cannot be changed")]
     NotWritable(#[source] EditError),
     #[error(transparent)]
     Save(#[from] EditError),

@@ -48,7 +48,7 @@ pub(super) struct ResultsFile {
     pub(super) format: ResultsFormat,
 }
 
-/// Reason for which the results cannot be written.
+/// Reason why the results cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ResultsError {
     #[error("failed to write the results of the steps to {}", path.display())]

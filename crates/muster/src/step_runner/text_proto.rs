@@ -88,8 +88,8 @@ fn reference(reference: &Value, dir: &Path) -> Result<Value, String> {
     let path: PathBuf = step_dir.iter().chain(file.map(std::ffi::OsStr::new)).collect();
     let location = |fields: &[&str], keys: &[&str]| {
         let fields = fields.iter().zip(keys).map(|(field, key)| ((*field).to_owned(), json!(text(key))));
-        let place = [("dir".to_owned(), json!(step_dir)), ("file".to_owned(), json!(file))];
-        Value::Object(fields.chain(place).collect())
+        let path_fields = [("dir".to_owned(), json!(step_dir)), ("file".to_owned(), json!(file))];
+        Value::Object(fields.chain(path_fields).collect())
     };
     Ok(match text("protocol") {
         "local" => json!(dir.join(path)),
@@ -107,7 +107,7 @@ fn at<'v>(value: &'v Value, pointer: &str) -> &'v Value {
     value.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// Returns the strings in a list. Returns nothing for a value that is not a list.
+/// Returns the strings in a list, or no strings if the value is not a list.
 fn strings(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }

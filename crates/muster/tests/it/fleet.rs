@@ -73,7 +73,7 @@ fn simulate_counts_waits_of_jobs_that_never_run() {
     let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
     let metric = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
     assert_eq!((metric("/report/done"), metric("/report/unfinished")), (0.0, 3.0), "{result}");
-    assert!(metric("/wait_s/p50") > 80_000.0, "a day: {result}");
+    assert!(metric("/wait_s/p50") > 80_000.0, "jobs that never run must count as waiting for about a day: {result}");
 }
 
 /// The quota also holds for jobs that still wait when the last one arrives.
@@ -198,7 +198,7 @@ fn missing_manager_or_subject_is_an_error() {
 }
 
 #[test]
-fn simulate_rejects_unusable_input_and_names_equal_files_by_path() {
+fn simulate_rejects_unusable_input_and_shows_paths_of_policies_with_equal_names() {
     let directory = policies();
     let write = |name: &str, text: &[u8]| std::fs::write(directory.path().join(name), text).unwrap();
     std::fs::create_dir(directory.path().join("other")).unwrap();
@@ -217,7 +217,10 @@ fn simulate_rejects_unusable_input_and_names_equal_files_by_path() {
     let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows: Vec<Vec<&str>> = output_text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!((rows[0][0], rows[1][0]), ("floor.toml", "other/floor.toml"), "{output_text}");
-    assert!(rows[1].contains(&"-") && !rows[0].contains(&"-"), "no price, no cost: {output_text}");
+    assert!(
+        rows[1].contains(&"-") && !rows[0].contains(&"-"),
+        "only the policy without a price must have no cost: {output_text}"
+    );
     for (arguments, expected) in [
         (&["--trace", "jobs.csv", "--policy", "endless.toml"][..], "set max_instances"),
         (&["--trace", "jobs.csv", "--policy", "factor.toml"], "set max_instances"),

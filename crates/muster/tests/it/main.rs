@@ -4,7 +4,7 @@
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::print_stdout,
-    reason = "a test's helpers fail as its body does"
+    reason = "helpers of tests may panic and print, as the tests themselves do"
 )]
 
 mod ci;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time to wait for a condition.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval for checking a condition. Other processes send this one no event about their files, answers and exits.
+/// Interval for checking a condition. The tests get no events when another process writes a file, answers or exits.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Result of a command.

@@ -213,13 +213,15 @@ fn search_finds_steps_in_a_registry_and_in_an_index() {
         fixture.pass(&[&["step", "publish", "echo", &image, "--description", "Says a word"][..], &index].concat());
     }
     fixture.pass(&[&["step", "mark", &fixture.image("1.10.0"), "--deprecated", "use say"][..], &index].concat());
-    for place in [["--registry", fixture.registry.host()], index] {
+    for catalog in [["--registry", fixture.registry.host()], index] {
         for term in ["ECH", "a word", ""] {
-            let found = fixture.pass(&[&["step", "search", term][..], &place].concat());
+            let found = fixture.pass(&[&["step", "search", term][..], &catalog].concat());
             assert!(found.contains(&fixture.image("1.10.0")) && found.contains("deprecated: use say"), "{found}");
             assert!(!found.contains("1.9.0"), "{found}");
         }
-        assert!(fixture.fail(&[&["step", "search", "none"][..], &place].concat()).contains("no step matches \"none\""));
+        assert!(
+            fixture.fail(&[&["step", "search", "none"][..], &catalog].concat()).contains("no step matches \"none\"")
+        );
     }
 }
 

@@ -95,7 +95,10 @@ fn push_sets_branch_and_commit_variables() {
     for absent in ["CI_COMMIT_TAG", "CI_MERGE_REQUEST_IID", "CI_PIPELINE_TRIGGERED", "CI_OPEN_MERGE_REQUESTS"] {
         assert_eq!(value(&context, absent), None, "{absent}");
     }
-    assert_eq!(context.changed_paths, None, "the branch does not exist on the server");
+    assert_eq!(
+        context.changed_paths, None,
+        "the changes must be unknown, because the branch does not exist on the server"
+    );
 }
 
 #[test]

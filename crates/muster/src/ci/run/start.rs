@@ -18,7 +18,7 @@ use super::ReadyPipeline;
 use super::supervisor::ManagerOptions;
 use crate::unpack::UnpackArgs;
 
-/// Minimum default for the number of simultaneous jobs, because jobs wait more than they compute.
+/// Default number of simultaneous jobs on a machine with fewer processors. Jobs wait more than they compute.
 const MIN_DEFAULT_CONCURRENCY: usize = 8;
 
 /// Number of commits that a job fetches. Same as GitLab's default.
@@ -101,18 +101,18 @@ pub(super) async fn manager_options(
         write_private_bytes(&token_file, credentials.token.as_bytes())
     };
     write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_DEFAULT_CONCURRENCY);
+    let default_concurrency = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_DEFAULT_CONCURRENCY);
     let program = std::env::current_exe().map_err(CiError::system("determine the path of this executable"))?;
     Ok(ManagerOptions {
         program,
         url: url.to_owned(),
-        // The coordinator also opens files and connections for all jobs.
+        // Raises the limit of this process, because its coordinator opens files and connections for all jobs.
         open_files: crate::open_files::raise(),
         token_file,
         state_dir,
         builds_dir: run.directory.join("builds"),
         cache_dir: project.cache(),
-        concurrent: args.concurrent.map_or(processors, usize::from),
+        concurrent: args.concurrent.map_or(default_concurrency, usize::from),
         unpack,
         containers: None,
         log: run.directory.join("manager.log"),

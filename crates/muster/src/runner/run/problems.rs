@@ -16,18 +16,18 @@ pub(super) fn log(problems: &[Problem], path: &Path) {
         if !logged.insert((problem.code, runner, &problem.message)) {
             continue;
         }
-        let place = problem.location.as_ref().map(|at| format!("{}:{}:{}", path.display(), at.line, at.column));
+        let location = problem.location.as_ref().map(|at| format!("{}:{}:{}", path.display(), at.line, at.column));
         let (code, help) = (problem.code, problem.help.as_deref());
         let message = &problem.message;
         match problem.severity {
             Severity::Fatal | Severity::Error => {
-                tracing::error!(code, runner_entry = runner, runner_name = name, place, help, "{message}");
+                tracing::error!(code, runner_entry = runner, runner_name = name, location, help, "{message}");
             }
             Severity::Warning => {
-                tracing::warn!(code, runner_entry = runner, runner_name = name, place, help, "{message}");
+                tracing::warn!(code, runner_entry = runner, runner_name = name, location, help, "{message}");
             }
             Severity::Info => {
-                tracing::info!(code, runner_entry = runner, runner_name = name, place, help, "{message}");
+                tracing::info!(code, runner_entry = runner, runner_name = name, location, help, "{message}");
             }
         }
     }

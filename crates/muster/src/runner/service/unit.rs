@@ -68,7 +68,7 @@ ExecReload=/bin/kill -HUP $MAINPID
 RestartSec=1
 EnvironmentFile=-/etc/default/{service}
 EnvironmentFile=-/etc/sysconfig/{service}
-# `systemctl stop` drains the service for 30 s (SIGQUIT). Then only the manager is killed (KillMode=process): running jobs
+# `systemctl stop` starts a graceful shutdown (SIGQUIT). After 30 s, only the manager is killed (KillMode=process): running jobs
 # continue at their agent, and the next start resumes them. Thus neither a restart nor an upgrade loses a job. To wait
 # longer for jobs, raise TimeoutStopSec with `systemctl edit {service}`.
 KillMode=process
@@ -91,7 +91,7 @@ pub(super) fn temporary_unit_name(service: &str) -> String {
 }
 
 /// Returns the unit that owns the temporary directory of a service. systemd deletes the private /tmp of a unit when the unit stops, and
-/// thus the files of running jobs. A directory that is shared with an active unit is kept.
+/// with it the files of running jobs. A directory that is shared with an active unit is kept.
 pub(super) fn temporary_unit(service: &str) -> String {
     format!(
         "[Unit]

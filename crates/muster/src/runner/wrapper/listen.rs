@@ -96,8 +96,9 @@ impl Incoming {
     }
 }
 
-/// Returns whether the connected process belongs to root or to this user. The mode of the socket may have been changed, and any client can stop the
-/// runner.
+/// Returns whether the connected process belongs to root or to this user.
+///
+/// The mode of the socket is not sufficient protection, because it may have been changed. Any client can stop the runner.
 fn is_from_this_user(stream: &UnixStream) -> bool {
     let user = stream.peer_cred().map(|peer| peer.uid());
     match user {

@@ -45,7 +45,7 @@ fn c200_many_jobs_run_stage_by_stage() {
     }
     let output = Project::new(&configuration).ci(&["--concurrent", "4", "--output", "json"]).code(0);
     let (mut started, mut passed) = (BTreeMap::new(), Vec::new());
-    let mut ran = Vec::new();
+    let mut intervals = Vec::new();
     // The order of the events is the order in time.
     for (position, event) in output.events().iter().enumerate().filter(|(_, event)| event["event"] == "job") {
         let name = event["name"].as_str().unwrap().to_owned();
@@ -59,14 +59,14 @@ fn c200_many_jobs_run_stage_by_stage() {
                 assert_eq!(started.insert(name, position), None, "a job started twice");
             }
             "success" => {
-                ran.push((started[&name], Some(position)));
+                intervals.push((started[&name], Some(position)));
                 passed.push(name);
             }
             _ => {}
         }
     }
     assert_eq!((started.len(), passed.len()), (48, 48), "{passed:?}");
-    invariants::at_most(4, ran).unwrap();
+    invariants::at_most(4, intervals).unwrap();
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn links_in_archives_are_extracted() {
     assert_eq!(std::fs::read_link(target.join("cur")).unwrap(), std::path::Path::new("v1"));
 }
 
-/// The archive contains a symbolic link whose name is that of the job's report file, which is extracted into the same directory.
+/// The archive contains a symbolic link with the name of the job's report file. Both are extracted into the same directory.
 #[test]
 fn report_is_not_extracted_through_a_link() {
     let project = Project::new("");

@@ -71,10 +71,10 @@ fn c218_manual_jobs_run_only_when_named() {
     assert_eq!(project.ci(&["run", "ship", "--output", "json"]).code(0).started(), ["ship"]);
 }
 
-/// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline. gitlab-ci-local's variable files are read with its
-/// rules, and a note names them.
+/// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline. gitlab-ci-local's variable files are read
+/// as gitlab-ci-local reads them, and a note names them.
 #[test]
-fn c219_only_variables_of_gitlab_ci_local_files_are_read() {
+fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
     let project = Project::new("a: {script: ['echo \"[$V]\"']}\n");
     project.write(".gitlab-ci-local.yml", "extra: {script: ['true']}\n");
     project.ci(&["list"]).code(0).lacks("extra");

@@ -89,7 +89,7 @@ async fn service_that_exits_is_a_warning_with_its_output() {
 }
 
 #[tokio::test]
-async fn warning_has_the_end_of_a_long_output_and_says_that_the_rest_is_missing() {
+async fn warning_has_the_end_of_a_long_output_and_a_note_about_the_rest() {
     for host in Host::start_on_each_engine().await {
         let print = "i=0; while [ $i -lt 3000 ]; do echo \"line $i of a service that prints much before it fails\"; i=$((i + 1)); done; \
                      echo the reason; exit 3";

@@ -97,7 +97,7 @@ async fn metrics_count_running_and_finished_jobs() {
     let harness = Harness::start().await;
     let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
     let address = address(&log).await;
-    // Only the operator decides what is exported, not a job.
+    // The operator decides which metrics are exported. A job's variable must not change that.
     let variables = json!([
         { "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" },
         { "key": "GIT_STRATEGY", "value": "none" },
@@ -254,5 +254,8 @@ async fn recovered_job_is_counted_with_its_whole_duration() {
     let (_, after) = text.split_once("duration_s=").expect("the log has no duration");
     let seconds: f64 = after.split_whitespace().next().unwrap().parse().unwrap();
     // Wall-clock times are stored with a precision of milliseconds.
-    assert!(seconds + 0.002 >= elapsed.as_secs_f64(), "the metric has {seconds} s, but {elapsed:?} have passed");
+    assert!(
+        seconds + 0.002 >= elapsed.as_secs_f64(),
+        "the log has a duration of {seconds} s, but {elapsed:?} have passed"
+    );
 }

@@ -10,7 +10,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Returns the section with a heading.
+/// Returns the text of the guide after a heading, including all later sections.
 fn section(heading: &str) -> String {
     let guide = std::fs::read_to_string(repository().join("docs/how-to/write-a-plugin.md")).unwrap();
     guide.split_once(&format!("\n## {heading}")).unwrap().1.to_owned()

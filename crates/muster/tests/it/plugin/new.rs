@@ -28,7 +28,11 @@ fn new_shell_and_python_projects_pass() {
         let result = create_and_test(&home, &["--lang", language], |_| {}, script.parent().unwrap());
         let result = result.check(0, &[]);
         assert_eq!((count(&result, "fail"), count(&result, "warn")), (0, 0), "{language}: {}", result.stdout);
-        assert!(result.stdout.contains("pass  L11 "), "its instances outlive a crash: {}", result.stdout);
+        assert!(
+            result.stdout.contains("pass  L11 "),
+            "the plugin must list its instances after a crash: {}",
+            result.stdout
+        );
         let program = std::fs::read_to_string(home.path("fleeting-plugin-box-office/plugin.toml")).unwrap();
         assert!(program.contains("fleeting-plugin-script"), "{program}");
     }

@@ -1,5 +1,7 @@
-//! `wrapper`: control of a wrapped process over gRPC. The wrapped process is `read-logs`, because the wrapper only starts this program: it
-//! follows a file until the file is deleted, and exits on signals as the runner does.
+//! `wrapper`: control of a wrapped process over gRPC.
+//!
+//! The wrapper can only start this program, so the wrapped process is `read-logs`. That command follows a file until the file is deleted, and
+//! exits on signals as the runner does.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;

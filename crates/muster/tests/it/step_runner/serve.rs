@@ -107,7 +107,7 @@ fn c115_proxy_without_a_server_reports_the_socket() {
 }
 
 #[test]
-fn serve_accepts_a_directory_that_exists() {
+fn serve_requires_an_existing_directory_without_another_server() {
     let project = Project::new();
     project.run(&["serve", ""]).check(1, &["invalid empty socket dir"]);
     project.run(&["serve", "missing"]).check(1, &["invalid socket dir missing"]);

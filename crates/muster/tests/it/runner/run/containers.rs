@@ -91,7 +91,7 @@ async fn job_with_image_and_service_runs_in_containers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_that_settings_do_not_allow_fails_with_the_lines_of_gitlab_runner() {
+async fn job_with_a_disallowed_image_fails_with_the_messages_of_gitlab_runner() {
     let harness = Harness::start(1).await;
     let settings = format!("image = \"{IMAGE}\"\nallowed_images = [\"ruby:*\"]\n");
     if harness.configure_docker(&settings).is_none() {

@@ -22,7 +22,7 @@ struct Driver {
 const RUN: &str = "echo run $2 >>calls\nexport PATH=HOME_DIR:$PATH\n\"$1\" || { echo $? >\"$BUILD_EXIT_CODE_FILE\"; exit \"$BUILD_FAILURE_EXIT_CODE\"; }";
 
 impl Driver {
-    /// Starts a manager with a driver of these programs: name and commands. `keys` are further keys of the table.
+    /// Starts a manager with a driver. `programs` has the name and the commands of each program. `keys` are additional lines of the table.
     async fn start(programs: &[(&str, &str)], keys: &str) -> Self {
         let harness = Harness::start(1).await;
         let home = harness.home.path("");
@@ -102,7 +102,7 @@ fn failure(job: &Job) -> (Option<String>, Option<i64>) {
     (report.failure_reason.clone(), report.exit_code)
 }
 
-fn contains(text: &str, wanted: &[&str]) {
+fn assert_contains(text: &str, wanted: &[&str]) {
     for part in wanted {
         assert!(text.contains(part), "`{part}` is missing in {text}");
     }
@@ -136,7 +136,7 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
     assert_eq!(job.status, JobStatus::Success, "{text}");
     let project = driver.path("reported");
     let project = format!("{}/", project.display());
-    contains(
+    assert_contains(
         &text,
         &[
             "Using Custom executor with driver bash 1.0...",
@@ -167,7 +167,11 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
     ];
     assert_eq!(driver.calls(), stages, "{text}");
     let response = std::fs::read_to_string(driver.path("response")).unwrap();
-    assert_eq!(response, serde_json::to_string(&job.payload).unwrap(), "not the answer of the coordinator");
+    assert_eq!(
+        response,
+        serde_json::to_string(&job.payload).unwrap(),
+        "the response file must have the response of the coordinator"
+    );
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
     assert!(!PathBuf::from(directory.trim()).exists(), "the directory of the driver is left");
     let find = Command::new("find").arg(&project).args(["-path", "*.tmp/*"]).output().unwrap();
@@ -175,7 +179,7 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exit_statuses_of_run_tell_failures_of_the_job_from_those_of_the_environment() {
+async fn exit_status_of_run_distinguishes_job_failures_from_environment_failures() {
     // The stage of the script ends as the job requests.
     let run = format!("if [ \"$2\" = build_script ]; then eval \"$CUSTOM_ENV_END\"; fi\n{RUN}");
     let driver = Driver::start(&[("run", &run), ("cleanup", "echo cleanup >>calls")], "").await;
@@ -204,7 +208,7 @@ async fn exit_statuses_of_run_tell_failures_of_the_job_from_those_of_the_environ
         let job = driver.job(i64::try_from(index).unwrap() + 1, &[], end(commands)).await;
         let text = job.text();
         assert_eq!(failure(&job), (Some(reason.to_owned()), code), "{commands}: {text}");
-        contains(&text, &[message, "status failed\n"]);
+        assert_contains(&text, &[message, "status failed\n"]);
         let calls = driver.calls();
         assert_eq!(calls.iter().filter(|call| *call == "cleanup").count(), index + 1, "{commands}: {calls:?}");
     }
@@ -231,7 +235,7 @@ async fn failed_preparation_is_cleaned_up_and_repeated_only_if_the_environment_f
         .await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
-    contains(
+    assert_contains(
         &text,
         &[
             "Preparation failed: exit status 2",
@@ -257,11 +261,14 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
     let output = |commands: &str| json!({ "variables": [{ "key": "OUTPUT", "value": commands, "raw": true }] });
     let job = driver.job(1, &["echo it ran"], output("echo '{\"shell\":\"pwsh\"}'")).await;
     assert_eq!(failure(&job).0.as_deref(), Some("runner_configuration_error"), "{}", job.text());
-    contains(&job.text(), &["the custom executor does not support the shell `pwsh`; set `shell` to `bash` or `sh`"]);
+    assert_contains(
+        &job.text(),
+        &["the custom executor does not support the shell `pwsh`; set `shell` to `bash` or `sh`"],
+    );
     let job = driver.job(2, &["echo it ran"], output("echo hello")).await;
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{}", job.text());
     let program = driver.path("config.sh");
-    contains(
+    assert_contains(
         &job.text(),
         &[
             &format!("the output of config_exec `{}` is not a valid configuration", program.display()),
@@ -269,10 +276,10 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
         ],
     );
     assert_eq!(driver.calls(), ["config"; 4], "the second job tries three times");
-    // No output: the directories of the file apply.
+    // Without output, the directories in `config.toml` apply.
     let job = driver.job(3, &["pwd"], output("true")).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
-    contains(&job.text(), &[&format!("\n{}/group/project\n", driver.path("builds").display())]);
+    assert_contains(&job.text(), &[&format!("\n{}/group/project\n", driver.path("builds").display())]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -287,7 +294,7 @@ async fn canceled_job_ends_its_program_and_is_cleaned_up() {
     driver.harness.wait_for_start(0, 1).await;
     driver.harness.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
     let job = driver.harness.coordinator(0).wait_for(JobId(1), |job| job.text().contains("Job failed: canceled")).await;
-    contains(&job.text(), &["script canceled externally", "status canceled\n"]);
+    assert_contains(&job.text(), &["script canceled externally", "status canceled\n"]);
     driver.wait_for_call("cleanup with server").await;
     let stages = [
         "run prepare_script",
@@ -319,7 +326,7 @@ async fn environment_of_a_killed_agent_is_cleaned_up_by_the_next_one() {
     }
     let job = driver.harness.wait_for_end(0, 1).await;
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{}", job.text());
-    contains(&job.text(), &["the agent was killed while the job ran"]);
+    assert_contains(&job.text(), &["the agent was killed while the job ran"]);
     let cleanups: Vec<_> = driver.calls().into_iter().filter(|call| call.starts_with("cleanup")).collect();
     assert_eq!(cleanups, ["cleanup yes 1 failed"], "{}", job.text());
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
@@ -334,7 +341,7 @@ async fn failed_prepare_script_skips_all_other_stages() {
     let run = format!("echo run $2 >>calls; if [ $2 = prepare_script ]; then exit 1; fi\n{RUN}");
     let driver = Driver::start(&[("run", &run), ("cleanup", "echo cleanup >>calls")], "").await;
     let job = driver.job(1, &["echo it ran"], json!({})).await;
-    contains(
+    assert_contains(
         &job.text(),
         &["Job failed: prepare environment: exit status 1. Check https://docs.gitlab.com/runner/shells/"],
     );
@@ -379,7 +386,7 @@ async fn sources_caches_and_artifacts_are_transferred_by_scripts() {
     let job = driver.job(1, &script, more.clone()).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
-    contains(
+    assert_contains(
         &text,
         &[
             "Created fresh repository.",
@@ -399,7 +406,7 @@ async fn sources_caches_and_artifacts_are_transferred_by_scripts() {
     let job = driver.job(2, &script, more).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
-    contains(
+    assert_contains(
         &text,
         &["Successfully extracted cache", "Downloading artifacts for first (1)...", "\nfound\n", "\nartifact of 1\n"],
     );
@@ -420,7 +427,7 @@ async fn timeouts_end_the_program_and_clean_up() {
     let job = driver.job(2, &["echo it ran"], more).await;
     let text = job.text();
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{text}");
-    contains(&text, &["prepare_exec did not end within 1s; raise prepare_exec_timeout in [runners.custom]"]);
+    assert_contains(&text, &["prepare_exec did not end within 1s; raise prepare_exec_timeout in [runners.custom]"]);
     assert!(!text.contains("\nit ran\n"), "{text}");
     assert_eq!(driver.calls(), ["cleanup"; 3], "each attempt is cleaned up");
 }

@@ -148,7 +148,8 @@ impl Harness {
 }
 
 impl Harness {
-    /// Returns the process IDs and executables of this test's agents. They outlive their managers, so they are found by their spool.
+    /// Returns the process IDs and executables of this test's agents. They outlive their managers, so they are found by
+    /// the state directory in their command lines.
     pub(crate) fn agents(&self) -> Vec<(Pid, PathBuf)> {
         let home = self.home.path("state").into_os_string().into_encoded_bytes();
         let mut agents = Vec::new();

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::harness::{Harness, ManagerProcess};
 
-/// Starts a manager whose runner has local instances for one job each. `plugin` is the end of its `plugin_config`.
+/// Starts a manager whose runner has local instances for one job each. `plugin` has additional lines of its `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");

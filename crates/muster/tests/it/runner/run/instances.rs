@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::harness::{Harness, ManagerProcess};
 use crate::process::{CommandResult, until};
 
-/// Starts a manager whose runner has local instances. `plugin` is its `plugin_config`.
+/// Starts a manager whose runner has local instances. `plugin` has additional lines of its `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
@@ -216,7 +216,7 @@ const RECOMMENDED: [&str; 19] = [
     "process_virtual_memory_max_bytes",
 ];
 
-/// Requirement R178: with the plugin `local`, which reports resource usage.
+/// Requirement R178 (docs/requirements.md). The plugin `local` reports the resource usage of its instances.
 #[tokio::test(flavor = "multi_thread")]
 async fn instance_usage_is_in_metrics_and_status() {
     let (harness, run, address) = start("").await;
@@ -229,7 +229,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     })
     .await;
     assert!(usage["memory_bytes"].as_u64() > Some(0) && usage["processes"].as_u64() > Some(1), "{usage}");
-    // Each query shows the plugin's newest report, which may be late once.
+    // The plugin's report may be late for a single query, so query until the usage is shown.
     until(async || {
         let status_text = fleet(&harness, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =

@@ -37,7 +37,7 @@ impl GitServer {
         git(&work, &["add", "-A"]);
         git(&work, &["commit", "--quiet", "-m", "first"]);
         git(root, &["clone", "--quiet", "--bare", "work", "project.git"]);
-        // From plain files, git fetches packs as packs, as it does from a server of GitLab.
+        // Without a pack, git would fetch single objects. A GitLab server always sends packs.
         git(&root.join("project.git"), &["repack", "--quiet", "-a", "-d"]);
         git(&root.join("project.git"), &["update-server-info"]);
         let requests = Arc::<AtomicUsize>::default();
@@ -48,7 +48,8 @@ impl GitServer {
         Self { url, sha: git(&work, &["rev-parse", "HEAD"]), requests }
     }
 
-    fn count_requests(&self) -> usize {
+    /// Returns the number of requests since the last call.
+    fn take_request_count(&self) -> usize {
         self.requests.swap(0, Ordering::Relaxed)
     }
 }
@@ -86,7 +87,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
                 "refspecs": ["+refs/heads/main:refs/remotes/origin/main"]
             }
         });
-        // The view cannot be written to, and ends with the job.
+        // The job sees a read-only view of the mirror, which is removed with the job.
         let commands = [
             "cat file",
             "! touch /.muster-git-mirror/x",
@@ -98,15 +99,15 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
         let trace = job.text();
         assert!(trace.contains(line) && trace.contains("\ncontent of the commit\n"), "{trace}\n{}", run.log());
         assert!(trace.contains("Job succeeded"), "{trace}");
-        assert_eq!(server.count_requests() > 0, id == 1, "{trace}");
+        assert_eq!(server.take_request_count() > 0, id == 1, "{trace}");
     }
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);
     let views: Vec<_> = views(&harness.home.path(""));
-    assert!(views.is_empty(), "{views:?}");
+    assert!(views.is_empty(), "views of ended jobs are left: {views:?}");
 }
 
-/// Returns what is left in the directories of views.
+/// Returns the files that remain in the directories of mirror views.
 fn views(root: &Path) -> Vec<std::path::PathBuf> {
     let output = Command::new("find").arg(root).args(["-path", "*/git-mirrors/*/views/*"]).output().unwrap();
     String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect()

@@ -150,7 +150,7 @@ async fn third_stop_signal_exits_immediately_with_1() {
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_waits_for_a_token_reset_until_a_second_signal() {
     let harness = Harness::start(1).await;
-    // In the last quarter of the token's lifetime.
+    // The token is in the last quarter of its lifetime, so the manager resets it.
     let timestamp = |hours: i64| (OffsetDateTime::now_utc() + time::Duration::hours(hours)).format(&Rfc3339).unwrap();
     harness.configure(&format!(
         "{}token_obtained_at = {}\ntoken_expires_at = {}\n",
@@ -240,7 +240,7 @@ async fn changed_file_is_applied_and_invalid_file_is_ignored() {
     assert_eq!(
         harness.wait_for_end(0, 1).await.status,
         JobStatus::Success,
-        "its runner was removed from the file meanwhile"
+        "the job must succeed although its runner was removed from the file"
     );
     assert_eq!(harness.wait_for_end(1, 2).await.status, JobStatus::Success);
     run.signal(Signal::QUIT);

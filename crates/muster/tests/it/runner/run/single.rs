@@ -58,7 +58,7 @@ async fn flags_override_the_entry_of_a_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn signals_drain_or_cancel_the_job() {
+async fn sigquit_waits_for_the_job_and_sigterm_cancels_it() {
     let harness = Harness::start(1).await;
     harness.push(0, 1);
     let run = harness.run_single(&harness.flags(0));

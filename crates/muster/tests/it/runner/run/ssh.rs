@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
-/// Password of the user on a machine that accepts one, and the entry with its hash in the machine's `/etc/shadow`.
+/// Password of the user on a machine that accepts passwords.
 const PASSWORD: &str = "hunter2-of-the-machine";
+/// Hash of [`PASSWORD`] in the machine's `/etc/shadow`.
 const PASSWORD_HASH: &str =
     "$6$mustertest$YruV235d3XNcpe4SivRyK4mX5L5VVqixhN0DBNAJ9AtFZDkzJ7sx/BRbGIsJaJcQtSjr4rPhVhBqqAdai/ab30";
 /// Runs the server with another `/etc/shadow`, which only its own processes see.
@@ -250,7 +251,11 @@ async fn canceled_job_is_stopped_on_the_machine() {
     harness.wait_for_start(0, 1).await;
     until(async || {
         let running = machine.processes();
-        if running.iter().any(|line| line.contains("sleep 600")) { Ok(()) } else { Err(format!("{running:?}")) }
+        if running.iter().any(|line| line.contains("sleep 600")) {
+            Ok(())
+        } else {
+            Err(format!("`sleep 600` is not among {running:?}"))
+        }
     })
     .await;
     harness.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
