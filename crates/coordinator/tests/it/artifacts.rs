@@ -138,10 +138,6 @@ async fn history_has_the_outputs_that_still_exist() {
     assert_eq!(setup.archives.len(), 1);
     assert!(matches!(&setup.missing[..], [message] if message.contains("`old`")), "{:?}", setup.missing);
     assert!(setup.variables.iter().any(|variable| variable.key == "VERSION" && variable.value == "7"));
-    let pipelines = history.pipelines(None, 1).await.expect("failed to read");
-    let view = history.pipeline(pipelines[0].id).await.expect("failed to read");
-    let deleted = |name: &str| view.job(name).expect("no such job").artifacts[0].deleted;
-    assert_eq!((deleted("old"), deleted("new")), (true, false));
 }
 
 /// The job ran without the archive, so the archive is not missing in its history.
@@ -151,16 +147,16 @@ async fn history_does_not_report_an_archive_that_expired_before_the_job() {
     let manager = harness.manager().await;
     harness.create(vec![vec![producer("old"), producer("new")], vec![job("test")]]).await;
     let (old, new) = (manager.next_job().await, manager.next_job().await);
-    for (producer, expire_in) in [(&old, "1 hour"), (&new, "3 hours")] {
+    for (producer, expire_in) in [(&old, "10 minutes"), (&new, "30 minutes")] {
         let archive = ("archive", "zip", Some(expire_in));
         manager.upload(producer, archive, zip_of("out", "x")).await.expect("failed to store");
     }
     manager.succeed(&old).await;
-    harness.clock.advance(Duration::from_secs(3600));
+    harness.clock.advance(Duration::from_secs(600));
     manager.succeed(&new).await;
     let test = manager.next_job().await;
     assert_eq!(test.dependencies.len(), 1);
-    harness.clock.advance(Duration::from_secs(3 * 3600));
+    harness.clock.advance(Duration::from_secs(1800));
     let deleted = async {
         while harness.artifact_files_on_disk(new.id).await != [("archive".to_owned(), false)] {
             tokio::task::yield_now().await;
