@@ -205,7 +205,7 @@ pub struct CallRecord {
 }
 
 impl CallRecord {
-    /// Returns the record with all its texts masked by `mask`.
+    /// Returns the record with all its texts masked by `mask`, except the names of inputs, outputs and variables.
     #[must_use]
     pub fn masked(&self, mask: &dyn Fn(&str) -> String) -> Self {
         let map = |map: &Map<String, Value>| {
@@ -223,7 +223,7 @@ impl CallRecord {
     }
 }
 
-/// Returns a value with the texts and numbers in it masked by `mask`.
+/// Returns a value with the texts and numbers in it, and the keys of the maps in it, masked by `mask`.
 pub fn masked_value(value: &Value, mask: &dyn Fn(&str) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(mask(text)),
@@ -233,7 +233,7 @@ pub fn masked_value(value: &Value, mask: &dyn Fn(&str) -> String) -> Value {
             if masked == text { value.clone() } else { Value::String(masked) }
         }
         Value::Array(items) => items.iter().map(|item| masked_value(item, mask)).collect(),
-        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), masked_value(value, mask))).collect(),
+        Value::Object(map) => map.iter().map(|(key, value)| (mask(key), masked_value(value, mask))).collect(),
         other => other.clone(),
     }
 }
@@ -247,4 +247,17 @@ pub enum StepStatus {
     Failure,
     Cancelled,
     Skipped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_at_any_depth_are_masked() {
+        let mask = |text: &str| text.replace("hunter22", "[MASKED]").replace("12345", "[MASKED]");
+        let value = serde_json::json!({"a hunter22": [{"hunter22": 12345}, true, "x"]});
+        let masked = serde_json::json!({"a [MASKED]": [{"[MASKED]": "[MASKED]"}, true, "x"]});
+        assert_eq!(masked_value(&value, &mask), masked);
+    }
 }

@@ -13,8 +13,8 @@ use crate::blobs::Blobs;
 use crate::child::{ChildError, ChildPlan, ChildResult, failed};
 use crate::options::Limits;
 
-/// Message of a bridge whose compilation ended without a result. Tasks are aborted only at shutdown, so the reason is a panic.
-const INTERRUPTED: &str = "the compiler panicked on this configuration (this is a bug, please report it)";
+/// Message of a bridge whose compilation panicked.
+const PANICKED: &str = "the compiler panicked on this configuration (this is a bug, please report it)";
 
 /// The bridges that wait for their child pipelines.
 pub(crate) struct ChildCompiler {
@@ -79,7 +79,8 @@ impl ChildCompiler {
         loop {
             let (task, result) = match self.compiling.join_next_with_id().await {
                 Some(Ok((task, result))) => (task, result),
-                Some(Err(error)) => (error.id(), Err(failed(INTERRUPTED))),
+                // Tasks are aborted only at shutdown, so the reason is a panic.
+                Some(Err(error)) => (error.id(), Err(failed(PANICKED))),
                 None => return std::future::pending().await,
             };
             if let Some(bridge) = self.bridges.remove(&task) {

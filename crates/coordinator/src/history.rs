@@ -17,9 +17,11 @@ use crate::blobs::directory::DirectoryBlobs;
 use crate::blobs::{ArtifactName, Blobs};
 use crate::error::{CoordinatorError, OpenError};
 use crate::payload::Archive;
+use crate::state::CoordinatorState;
 use crate::store::Member;
 use crate::store::sqlite::SqliteStore;
 use crate::stored_pipelines::{StoredPipelines, not_found};
+use crate::upstream::missing_archive;
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 use crate::views::{ArtifactView, PipelineSummary, PipelineView};
 
@@ -119,19 +121,11 @@ impl History {
             dotenv: &upstream.dotenv,
             manual: &row.detail.variables,
         });
-        let archive = |name: &Archive| {
-            let archive = state.artifact(name.job, artifacts::ARCHIVE)?;
-            Some(artifacts::name_of(archive))
-        };
-        let mut archives = Vec::new();
-        for name in upstream.archives.iter().filter_map(archive) {
-            // The coordinator of the run may delete an archive at any time.
-            archives.extend(self.blobs.open(&name).await?);
-        }
+        let (archives, deleted) = open_archives(&*self.blobs, &upstream.archives, &state).await?;
         Ok(JobSetup {
             variables,
             archives,
-            missing: upstream.missing,
+            missing: [upstream.missing, deleted].concat(),
             sha: pipeline.spec.git.sha.clone(),
             project_path: pipeline.spec.project.path.clone(),
         })
@@ -155,8 +149,58 @@ impl History {
     }
 }
 
+/// Opens archives. Also returns messages about those that no longer exist: the coordinator of the run may delete an archive at any time.
+async fn open_archives(
+    blobs: &dyn Blobs,
+    archives: &[Archive],
+    state: &CoordinatorState,
+) -> Result<(Vec<File>, Vec<String>), CoordinatorError> {
+    let (mut opened, mut deleted) = (Vec::new(), Vec::new());
+    for archive in archives {
+        let row = state.artifact(archive.job, artifacts::ARCHIVE);
+        let file = match row {
+            Some(row) => blobs.open(&artifacts::name_of(row)).await?,
+            None => None,
+        };
+        match file {
+            Some(file) => opened.push(file),
+            None => deleted.push(missing_archive(&archive.name)),
+        }
+    }
+    Ok((opened, deleted))
+}
+
 /// Returns the URL of the coordinator that the jobs of a pipeline used.
 fn coordinator_url(context: &muster_pipeline::context::Context) -> &str {
     let api = layers::value(&context.predefined, "CI_API_V4_URL").unwrap_or_default();
     api.strip_suffix("/api/v4").unwrap_or(api)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blobs::memory::MemoryBlobs;
+    use crate::clock::Timestamp;
+    use crate::store::{ArtifactRow, Contents};
+
+    /// The archive was deleted after its row was read.
+    #[tokio::test]
+    async fn deleted_archive_is_reported() {
+        let row = ArtifactRow {
+            job: JobId(7),
+            kind: artifacts::ARCHIVE.to_owned(),
+            format: "zip".to_owned(),
+            filename: "artifacts.zip".to_owned(),
+            size: 3,
+            created_at: Timestamp::UNIX_EPOCH,
+            expires_at: None,
+            deleted: false,
+        };
+        let state = CoordinatorState::read_only(Contents { artifacts: vec![row], ..Contents::default() });
+        let archive =
+            Archive { job: JobId(7), name: "build".to_owned(), filename: "artifacts.zip".to_owned(), size: 3 };
+        let (opened, deleted) = open_archives(&MemoryBlobs::default(), &[archive], &state).await.unwrap();
+        assert!(opened.is_empty());
+        assert_eq!(deleted, [missing_archive("build")]);
+    }
 }

@@ -64,7 +64,7 @@ impl StoredPipelines {
         state: &mut CoordinatorState,
         row: &JobRow,
     ) -> Result<UpstreamOutputs, CoordinatorError> {
-        let now = row.started_at.unwrap_or(row.created_at);
+        let now = row.started_at.or(row.queued_at).unwrap_or(row.created_at);
         let mut absent = BTreeSet::new();
         loop {
             let is_loaded_or_absent = |pipeline| state.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);

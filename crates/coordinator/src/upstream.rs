@@ -56,7 +56,8 @@ pub(crate) struct UpstreamResolver<'a> {
     pub(crate) blobs: &'a dyn Blobs,
     /// Current time. Archives that expire at or before it are not used.
     pub(crate) now: Timestamp,
-    /// Whether outputs that no longer exist are skipped. Otherwise, they are an error if the job requires them.
+    /// Whether outputs that existed at `now`, but no longer exist, are skipped with a message. Otherwise, they are an error if the job
+    /// requires them.
     pub(crate) skips_missing: bool,
     /// Returns whether a pipeline is in memory, or does not exist.
     pub(crate) is_loaded_or_absent: Box<dyn Fn(PipelineId) -> bool + 'a>,
@@ -148,7 +149,8 @@ impl UpstreamResolver<'_> {
 
     /// Adds the archive and the variables of `producer`.
     ///
-    /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187).
+    /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187). A job
+    /// that does not list the producer runs without the archive.
     fn add_producer(&self, upstream: &mut UpstreamOutputs, producer: &JobRow, is_listed: bool) -> Result<(), Obstacle> {
         for (key, value) in &producer.detail.dotenv {
             upstream.dotenv.retain(|(known, _)| known != key);
@@ -162,9 +164,8 @@ impl UpstreamResolver<'_> {
                 filename: archive.filename.clone(),
                 size: archive.size,
             });
-        } else if is_listed || self.skips_missing {
-            let message =
-                format!("the artifacts of job `{}` have expired or were deleted; retry that job", producer.name);
+        } else if is_listed || self.skips_missing && !self.has_expired(archive) {
+            let message = missing_archive(&producer.name);
             return Err(Undispatchable { reason: FailureReason::MissingDependencyFailure, message }.into());
         }
         Ok(())
@@ -172,7 +173,15 @@ impl UpstreamResolver<'_> {
 
     /// Returns whether an archive exists: it has not expired, and was not deleted.
     pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
-        let expired = archive.deleted || archive.expires_at.is_some_and(|at| at <= self.now);
-        !expired && !self.blobs.is_lost(&artifacts::name_of(archive))
+        !archive.deleted && !self.has_expired(archive) && !self.blobs.is_lost(&artifacts::name_of(archive))
     }
+
+    fn has_expired(&self, archive: &ArtifactRow) -> bool {
+        archive.expires_at.is_some_and(|at| at <= self.now)
+    }
+}
+
+/// Returns the message for an archive of the job `producer` that no longer exists.
+pub(crate) fn missing_archive(producer: &str) -> String {
+    format!("the artifacts of job `{producer}` have expired or were deleted; retry that job")
 }

@@ -138,6 +138,8 @@ pub struct ArtifactView {
     /// Time from which the file may be deleted. `None` means never.
     #[serde(with = "time::serde::rfc3339::option")]
     pub expires_at: Option<Timestamp>,
+    /// Whether the file was deleted after it expired.
+    pub deleted: bool,
 }
 
 /// The environment of a job.
@@ -253,5 +255,6 @@ fn artifact_view(row: &ArtifactRow) -> ArtifactView {
         filename: row.filename.clone(),
         size: row.size,
         expires_at: row.expires_at,
+        deleted: row.deleted,
     }
 }

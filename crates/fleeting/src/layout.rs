@@ -1,6 +1,13 @@
 //! Directory names of installed plugins: `<directory>/<registry>/<path>/<version>/plugin`.
 //! See docs/spec/fleeting.md, section 6.5.
 
+use std::path::{Path, PathBuf};
+
+/// Returns the directory of all installed versions of a plugin. `path` is the path of the repository within the registry.
+pub(crate) fn repository_directory(plugins: &Path, registry: &str, path: &str) -> PathBuf {
+    plugins.join(escape(registry)).join(escape(path))
+}
+
 /// Escapes a name.
 ///
 /// An upper-case letter becomes `!` and its lower-case letter, so that names differ on case-insensitive file systems, too. A colon

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use muster_job::{go_architecture, go_architecture_of, go_os};
+
 /// Operating system and architecture of a machine, written as `linux/arm64`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Platform {
@@ -15,19 +17,7 @@ impl Platform {
     /// Returns the platform that this program was built for.
     #[must_use]
     pub fn this() -> Self {
-        let os = match std::env::consts::OS {
-            "macos" => "darwin",
-            other => other,
-        };
-        let arch = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "x86" => "386",
-            "aarch64" => "arm64",
-            "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
-            "powerpc64" => "ppc64",
-            other => other,
-        };
-        Self { os: os.to_owned(), arch: arch.to_owned() }
+        Self { os: go_os().to_owned(), arch: go_architecture().to_owned() }
     }
 
     /// Parses the output of `uname -sm`. Returns `None` if it is not two plain words.
@@ -35,12 +25,9 @@ impl Platform {
     pub fn from_uname(uname: &str) -> Option<Self> {
         let (os, machine) = uname.trim().split_once(' ')?;
         let arch = match machine {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            "i386" | "i486" | "i586" | "i686" => "386",
             // Programs built for `arm` need at least ARMv7.
             arm if arm.starts_with("armv7") || arm.starts_with("armv8") => "arm",
-            other => other,
+            other => go_architecture_of(other),
         };
         let is_plain =
             |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');

@@ -4,9 +4,13 @@ use muster_agent_api::result::{JobResult, Outcome};
 use muster_job::mask::{Masker, Secrets};
 use muster_job::{FailureReason, TerminationCause};
 use muster_runner_api::payload::JobPayload;
+use muster_runner_api::routes::MAX_UPDATE_BODY_BYTES;
 use muster_runner_api::wire::{Output, UpdateRequest};
 
 use crate::state::ManagerOutcome;
+
+/// Maximum size of the tree of step results in bytes. The other fields of an update need less than the rest of the limit.
+const MAX_TREE_BYTES: usize = MAX_UPDATE_BODY_BYTES - 64 * 1024;
 
 /// Returns the final update of a job that ended at an agent. Its log begins at `from` in the trace.
 ///
@@ -30,8 +34,37 @@ pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, i
     UpdateRequest {
         output: Output { checksum, bytesize: Some(from.saturating_add(result.log_bytes)) },
         // The tree is informational: a result without it is better than no result.
-        result_tree: wants_tree.then(|| result.to_tree()).flatten(),
+        result_tree: wants_tree.then(|| result.to_tree()).flatten().filter(fits_into_update),
         ..update(payload, state, reason, exit_code)
+    }
+}
+
+/// Returns whether a coordinator accepts an update with this tree.
+fn fits_into_update(tree: &serde_json::Value) -> bool {
+    let mut size = Size::default();
+    let fits = serde_json::to_writer(&mut size, tree).is_ok() && size.0 <= MAX_TREE_BYTES;
+    if !fits {
+        tracing::warn!(
+            bytes = size.0,
+            limit = MAX_TREE_BYTES,
+            "step results are too large, reporting the job without them"
+        );
+    }
+    fits
+}
+
+/// Counts the bytes that are written.
+#[derive(Default)]
+struct Size(usize);
+
+impl std::io::Write for Size {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -123,6 +156,19 @@ mod tests {
     fn reported(reason: FailureReason, cause: Option<TerminationCause>, known: &[&str], interrupted: bool) -> String {
         let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
         from_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
+    }
+
+    #[test]
+    fn tree_that_the_coordinator_would_reject_is_left_out() {
+        let mut payload = payload(&[]);
+        let extension = serde_json::json!({ "result_tree": true });
+        payload.muster = Some(serde_json::from_value(extension).unwrap());
+        for (length, is_sent) in [(MAX_TREE_BYTES / 2, true), (MAX_TREE_BYTES, false)] {
+            let mut result = result(Outcome::Success);
+            result.tree.message = "x".repeat(length);
+            let update = from_result(&payload, &result, 0, false);
+            assert_eq!((update.result_tree.is_some(), update.state.as_str()), (is_sent, "success"), "{length}");
+        }
     }
 
     /// An agent's answers may be arbitrary bytes, because user code runs on its machine.

@@ -100,8 +100,8 @@ pub(super) async fn fetch_bearer(
     let body = read_body(response, realm, MAX_TOKEN_BYTES).await?;
     if !status.is_success() {
         let user = credentials.map_or("anonymously".to_owned(), |credentials| format!("as {:?}", credentials.username));
-        let reason = format!("{realm} did not issue a token: {status}, {user}");
-        return Err(RegistryError::Refused { url: realm.to_owned(), registry: registry.to_owned(), reason });
+        let reason = format!("it did not issue a token: {status}, {user}");
+        return Err(RegistryError::Refused { url: realm.into(), registry: registry.to_owned(), reason });
     }
     let token: Token = serde_json::from_slice(&body).map_err(|error| invalid(error.into()))?;
     let token = if token.token.is_empty() { token.access_token } else { token.token };

@@ -10,7 +10,7 @@ pub(crate) async fn read_body(mut response: Response, url: &str, limit: u64) -> 
     let mut body = Vec::new();
     while let Some(chunk) = idle::next_chunk(&mut response, url).await? {
         if body.len() as u64 + chunk.len() as u64 > limit {
-            return Err(RegistryError::TooLarge { url: url.to_owned(), limit });
+            return Err(RegistryError::TooLarge { url: url.into(), limit });
         }
         body.extend_from_slice(&chunk);
     }

@@ -15,7 +15,7 @@ use crate::auth::{self, Challenge};
 use crate::body::read_body;
 use crate::credentials::Credentials;
 use crate::digest::{Digest, DigestError};
-use crate::error::{RegistryError, ResponseError};
+use crate::error::{RegistryError, ResponseError, is_transient_status};
 use crate::idle::{self, SentBytes};
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use crate::reference::Repository;
@@ -159,7 +159,7 @@ impl Registry {
                 None => return Ok(names),
             }
         }
-        Err(RegistryError::invalid(url, ResponseError::TooManyPages(MAX_TAG_PAGES)))
+        Err(RegistryError::invalid(&url, ResponseError::TooManyPages(MAX_TAG_PAGES)))
     }
 
     /// Fetches the index to which a tag points.
@@ -189,7 +189,7 @@ impl Registry {
         let index = Index { bytes: body.len() as u64, ..parse(&url, &body)? };
         let is_index = INDEX_TYPES.contains(&index.media_type.as_str()) || !index.manifests.is_empty();
         if !is_index {
-            return Err(RegistryError::invalid(url, ResponseError::NotAnIndex));
+            return Err(RegistryError::invalid(&url, ResponseError::NotAnIndex));
         }
         Ok((digest, index))
     }
@@ -228,16 +228,26 @@ impl Registry {
         request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
         content: Option<String>,
     ) -> Result<Response, RegistryError> {
-        self.send_counted(url, request, content, &SentBytes::default()).await
+        self.send_attempts(url, request, content, &SentBytes::default(), MAX_ATTEMPTS).await
     }
 
-    /// Same as [`Self::send`], for a request whose large body counts the bytes that are sent.
-    pub(super) async fn send_counted(
+    /// Sends a request that must not be repeated after a failure. `sent` counts the bytes of its body.
+    pub(super) async fn send_once(
+        &self,
+        url: &Url,
+        request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
+        sent: &SentBytes,
+    ) -> Result<Response, RegistryError> {
+        self.send_attempts(url, request, None, sent, 1).await
+    }
+
+    async fn send_attempts(
         &self,
         url: &Url,
         request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
         content: Option<String>,
         sent: &SentBytes,
+        max_attempts: u32,
     ) -> Result<Response, RegistryError> {
         let (mut is_authorized, mut attempts) = (false, 0);
         loop {
@@ -251,7 +261,7 @@ impl Registry {
             attempts += 1;
             let response = match idle::send(request, url.as_str(), sent).await {
                 Ok(response) => response,
-                Err(error) if attempts < MAX_ATTEMPTS && error.is_transient() => {
+                Err(error) if attempts < max_attempts && error.is_transient() => {
                     wait(attempts).await;
                     continue;
                 }
@@ -268,18 +278,13 @@ impl Registry {
                 }
                 StatusCode::NOT_FOUND => {
                     let name = content.unwrap_or_else(|| self.repository.to_string());
-                    return Err(RegistryError::NotFound { url: url.to_string(), name });
+                    return Err(RegistryError::NotFound { url: url.into(), name });
                 }
-                status
-                    if attempts < MAX_ATTEMPTS
-                        && (status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error()) =>
-                {
-                    wait(attempts).await;
-                }
+                status if attempts < max_attempts && is_transient_status(status.as_u16()) => wait(attempts).await,
                 status => {
                     let body = read_body(response, url.as_str(), MAX_ERROR_BYTES).await.unwrap_or_default();
                     let body = String::from_utf8_lossy(&body).trim().chars().take(MAX_QUOTED_CHARS).collect();
-                    return Err(RegistryError::Status { url: url.to_string(), status: status.as_u16(), body });
+                    return Err(RegistryError::Status { url: url.into(), status: status.as_u16(), body });
                 }
             }
         }
@@ -309,7 +314,7 @@ impl Registry {
     fn refused(&self, url: &Url, reason: &str) -> RegistryError {
         let user = self.credentials.as_ref().map(|credentials| format!(", as {:?}", credentials.username));
         let reason = format!("{reason}{}", user.unwrap_or_default());
-        RegistryError::Refused { url: url.to_string(), registry: self.repository.registry.clone(), reason }
+        RegistryError::Refused { url: url.into(), registry: self.repository.registry.clone(), reason }
     }
 }
 
@@ -329,7 +334,7 @@ pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), Reg
     if expected == found {
         return Ok(());
     }
-    Err(RegistryError::Digest { url: url.to_string(), expected: expected.to_string(), found: found.to_string() })
+    Err(RegistryError::Digest { url: url.into(), expected: expected.to_string(), found: found.to_string() })
 }
 
 pub(super) fn accept(types: &[&str]) -> HeaderMap {

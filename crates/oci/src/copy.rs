@@ -86,7 +86,7 @@ async fn copy_blobs(from: &Registry, references: &References, to: &Registry) -> 
         }
         let url = from.url(&["blobs", &blob.digest])?;
         if blob.size > MAX_BLOB_BYTES {
-            return Err(RegistryError::TooLarge { url: url.to_string(), limit: MAX_BLOB_BYTES });
+            return Err(RegistryError::TooLarge { url: url.into(), limit: MAX_BLOB_BYTES });
         }
         let directory =
             tempfile::tempdir().map_err(|source| RegistryError::File { path: std::env::temp_dir(), source })?;

@@ -32,7 +32,7 @@ impl Registry {
         let work = self.download_all(&url, blob, file_path);
         match tokio::time::timeout(DOWNLOAD_TIMEOUT, work).await {
             Ok(result) => result,
-            Err(_) => Err(RegistryError::Timeout { url: url.to_string(), timeout: DOWNLOAD_TIMEOUT }),
+            Err(_) => Err(RegistryError::Timeout { url: url.into(), timeout: DOWNLOAD_TIMEOUT }),
         }
     }
 
@@ -99,7 +99,7 @@ impl Registry {
             let Some(chunk) = chunk else { break };
             part.length += chunk.len() as u64;
             if part.length > blob.size {
-                return Err(PartError::Permanent(RegistryError::TooLarge { url: url.to_string(), limit: blob.size }));
+                return Err(PartError::Permanent(RegistryError::TooLarge { url: url.into(), limit: blob.size }));
             }
             part.hash.update(&chunk);
             file.write_all(&chunk).await.map_err(io)?;
@@ -107,7 +107,7 @@ impl Registry {
         file.flush().await.map_err(io)?;
         if part.length < blob.size {
             let (received, size) = (part.length, blob.size);
-            return Err(PartError::Interrupted(RegistryError::Incomplete { url: url.to_string(), received, size }));
+            return Err(PartError::Interrupted(RegistryError::Incomplete { url: url.into(), received, size }));
         }
         Ok(())
     }

@@ -1,9 +1,54 @@
 //! Errors of the registry client.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use url::Url;
+
 use crate::digest::DigestError;
+
+/// URL for messages, without the user, the query and the fragment: these may contain passwords and signatures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShownUrl(String);
+
+impl From<&Url> for ShownUrl {
+    fn from(url: &Url) -> Self {
+        let mut shown = url.clone();
+        shown.set_query(None);
+        shown.set_fragment(None);
+        // Both fail only for URLs that cannot have a user.
+        let _ = shown.set_username("").and_then(|()| shown.set_password(None));
+        Self(shown.into())
+    }
+}
+
+impl From<&str> for ShownUrl {
+    fn from(url: &str) -> Self {
+        match Url::parse(url) {
+            Ok(url) if !url.cannot_be_a_base() => Self::from(&url),
+            // The name of a repository, or an invalid URL.
+            _ => Self(url.split(['?', '#']).next().unwrap_or_default().to_owned()),
+        }
+    }
+}
+
+impl From<Url> for ShownUrl {
+    fn from(url: Url) -> Self {
+        Self::from(&url)
+    }
+}
+
+impl fmt::Display for ShownUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns whether a status means that the same request may succeed later.
+pub(crate) fn is_transient_status(status: u16) -> bool {
+    status == 429 || (500..600).contains(&status)
+}
 
 /// Reason why a request to a registry failed.
 #[derive(Debug, thiserror::Error)]
@@ -12,7 +57,7 @@ pub enum RegistryError {
     #[error("{url}: no response; check the name of the registry and the network")]
     Unreachable {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Error of the HTTP client, without the URL.
         source: reqwest::Error,
     },
@@ -20,8 +65,21 @@ pub enum RegistryError {
     #[error("{url}: no data was transferred for {} s; check the network and start again", timeout.as_secs())]
     Idle {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Time without a transfer.
+        timeout: Duration,
+    },
+    /// The registry did not answer after the whole content was sent.
+    #[error(
+        "{url}: all {size} bytes were sent, but the registry did not answer within {} s; start the upload again; content \
+         that the registry has stored is not sent again", timeout.as_secs()
+    )]
+    NoAnswer {
+        /// Requested URL.
+        url: ShownUrl,
+        /// Size of the content in bytes.
+        size: u64,
+        /// Time without an answer.
         timeout: Duration,
     },
     /// The connection was closed before the end of a download.
@@ -30,7 +88,7 @@ pub enum RegistryError {
     )]
     Incomplete {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Number of bytes received so far.
         received: u64,
         /// Size of the content in bytes.
@@ -40,7 +98,7 @@ pub enum RegistryError {
     #[error("{url}: the download was not complete after {} s; start it again to continue it", timeout.as_secs())]
     Timeout {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Timeout of the download.
         timeout: Duration,
     },
@@ -48,7 +106,7 @@ pub enum RegistryError {
     #[error("{url}: {registry} denies access ({reason})")]
     Refused {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Name of the registry.
         registry: String,
         /// The registry's reason, and the user name that was sent.
@@ -58,7 +116,7 @@ pub enum RegistryError {
     #[error("{url}: not found at the registry; check the spelling of {name}")]
     NotFound {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Name that may be misspelled.
         name: String,
     },
@@ -66,7 +124,7 @@ pub enum RegistryError {
     #[error("{url}: the registry responded with status {status}: {body}")]
     Status {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// HTTP status.
         status: u16,
         /// Start of the response.
@@ -76,7 +134,7 @@ pub enum RegistryError {
     #[error("{url}: larger than {limit} bytes, the limit for this kind of content")]
     TooLarge {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Limit in bytes.
         limit: u64,
     },
@@ -87,7 +145,7 @@ pub enum RegistryError {
     )]
     Digest {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Expected digest.
         expected: String,
         /// Digest of the content.
@@ -97,7 +155,7 @@ pub enum RegistryError {
     #[error("{url}: invalid response")]
     InvalidResponse {
         /// Requested URL.
-        url: String,
+        url: ShownUrl,
         /// Problem with the response.
         source: ResponseError,
     },
@@ -160,7 +218,7 @@ pub enum ResponseError {
 impl RegistryError {
     /// Wraps an error of the HTTP client.
     /// The URL is removed from the error, because redirects can contain secrets.
-    pub(crate) fn unreachable(url: impl Into<String>, error: reqwest::Error) -> Self {
+    pub(crate) fn unreachable(url: impl Into<ShownUrl>, error: reqwest::Error) -> Self {
         Self::Unreachable { url: url.into(), source: error.without_url() }
     }
 
@@ -169,11 +227,31 @@ impl RegistryError {
         match self {
             Self::Unreachable { source, .. } => !source.is_redirect() && !source.is_builder(),
             Self::Idle { .. } => true,
+            Self::Status { status, .. } => is_transient_status(*status),
             _ => false,
         }
     }
 
-    pub(crate) fn invalid(url: impl Into<String>, source: impl Into<ResponseError>) -> Self {
+    pub(crate) fn invalid(url: impl Into<ShownUrl>, source: impl Into<ResponseError>) -> Self {
         Self::InvalidResponse { url: url.into(), source: source.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shown_url_has_no_secrets() {
+        for (url, shown) in [
+            ("https://one.example/v2/a/blobs/1?sig=secret#secret", "https://one.example/v2/a/blobs/1"),
+            ("https://user:secret@one.example:5000/v2/", "https://one.example:5000/v2/"),
+            ("localhost:5000/app", "localhost:5000/app"),
+            ("not a url?secret", "not a url"),
+        ] {
+            assert_eq!(ShownUrl::from(url).to_string(), shown);
+        }
+        let error = RegistryError::Idle { url: "https://one.example/?secret".into(), timeout: Duration::ZERO };
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
     }
 }

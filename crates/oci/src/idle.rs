@@ -10,39 +10,70 @@ use std::time::Duration;
 use bytes::Bytes;
 use reqwest::{RequestBuilder, Response};
 
-use crate::error::RegistryError;
+use crate::error::{RegistryError, ShownUrl};
 
 /// Maximum time in which a request must make progress.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Maximum time to wait for the answer after the whole body was sent.
+///
+/// A registry then computes the digest of the content, and may copy it to another store. For several gigabytes, that takes minutes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// Number of bytes of a request's body that the connection has accepted. Clones share the number.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SentBytes(Arc<AtomicU64>);
+pub(crate) struct SentBytes {
+    sent: Arc<AtomicU64>,
+    /// Size of the body in bytes. `None` means that the bytes are not counted.
+    size: Option<u64>,
+}
 
 impl SentBytes {
+    /// Creates the counter for a body of `size` bytes.
+    pub(crate) fn of(size: u64) -> Self {
+        Self { size: Some(size), ..Self::default() }
+    }
+
     /// Adds bytes that are passed to the connection, which requests more when it has accepted the previous ones.
     pub(crate) fn add(&self, bytes: usize) {
-        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Returns the size of the body if all of it was sent.
+    fn size_if_complete(&self) -> Option<u64> {
+        self.size.filter(|size| self.get() >= *size)
     }
 }
 
 /// Sends a request, and returns the response without its body.
 ///
 /// # Errors
-/// [`RegistryError::Unreachable`], and [`RegistryError::Idle`] if neither the body makes progress nor a response arrives.
+/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] if the body makes no progress, and [`RegistryError::NoAnswer`] if no response
+/// arrives after a counted body was sent.
 pub(crate) async fn send(request: RequestBuilder, url: &str, sent: &SentBytes) -> Result<Response, RegistryError> {
-    let response = request.send();
+    let response = wait_for(request.send(), url, sent).await?;
+    response.map_err(|error| RegistryError::unreachable(url, error))
+}
+
+/// Waits for the output of `response`, as long as the body makes progress.
+async fn wait_for<T>(response: impl Future<Output = T>, url: &str, sent: &SentBytes) -> Result<T, RegistryError> {
     tokio::pin!(response);
     loop {
-        let before = sent.get();
-        match tokio::time::timeout(IDLE_TIMEOUT, &mut response).await {
-            Ok(response) => return response.map_err(|error| RegistryError::unreachable(url, error)),
-            Err(_) if sent.get() > before => {}
-            Err(_) => return Err(idle(url)),
+        let (before, size) = (sent.get(), sent.size_if_complete());
+        let timeout = if size.is_some() { ANSWER_TIMEOUT } else { IDLE_TIMEOUT };
+        match (tokio::time::timeout(timeout, &mut response).await, size) {
+            (Ok(response), _) => return Ok(response),
+            (Err(_), Some(size)) => return Err(RegistryError::NoAnswer { url: url.into(), size, timeout }),
+            (Err(_), None) if sent.get() > before => {
+                if sent.size_if_complete().is_some() {
+                    tracing::info!(url = %ShownUrl::from(url), "content sent, waiting for the answer of the registry");
+                }
+            }
+            (Err(_), None) => return Err(idle(url)),
         }
     }
 }
@@ -59,5 +90,51 @@ pub(crate) async fn next_chunk(response: &mut Response, url: &str) -> Result<Opt
 }
 
 fn idle(url: &str) -> RegistryError {
-    RegistryError::Idle { url: url.to_owned(), timeout: IDLE_TIMEOUT }
+    RegistryError::Idle { url: url.into(), timeout: IDLE_TIMEOUT }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Number of bytes in each part of a body.
+    const PART: usize = 1000;
+
+    /// Waits for a request that sends a body of `parts` parts, one after each `pause`, and is then answered after `delay`.
+    async fn wait_for_request(pause: Duration, parts: usize, delay: Duration) -> Result<&'static str, RegistryError> {
+        let sent = SentBytes::of((parts * PART) as u64);
+        let counter = sent.clone();
+        let request = async move {
+            for _ in 0..parts {
+                tokio::time::sleep(pause).await;
+                counter.add(PART);
+            }
+            tokio::time::sleep(delay).await;
+            "created"
+        };
+        wait_for(request, "https://one.example/upload?signature", &sent).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_upload_succeeds_while_it_makes_progress() {
+        let began = tokio::time::Instant::now();
+        let done = wait_for_request(Duration::from_secs(50), 4, Duration::from_secs(1)).await;
+        assert_eq!(done.unwrap(), "created");
+        assert!(began.elapsed() > IDLE_TIMEOUT, "no timeout could have expired");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn upload_without_progress_fails() {
+        let error = wait_for_request(Duration::from_secs(130), 4, Duration::ZERO).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Idle { .. }), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn registry_may_need_minutes_for_content_that_was_sent() {
+        let done = wait_for_request(Duration::from_secs(1), 4, Duration::from_secs(280)).await;
+        assert_eq!(done.unwrap(), "created");
+        let error = wait_for_request(Duration::from_secs(1), 4, Duration::from_secs(600)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::NoAnswer { size: 4000, .. }), "{error}");
+        assert!(!error.is_transient(), "the content would be sent again");
+    }
 }

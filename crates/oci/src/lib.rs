@@ -39,7 +39,7 @@ pub use credential_helper::CredentialHelper;
 pub use credentials::{Credentials, CredentialsError, HelperError};
 pub use digest::{Digest, DigestError};
 pub use docker_config::{DockerConfig, credentials_in};
-pub use error::{RegistryError, ResponseError};
+pub use error::{RegistryError, ResponseError, ShownUrl};
 pub use layout::{LayoutError, read_layout, write_layout};
 pub use lock_file::{Entry, LockFile, LockFileError};
 pub use manifest::{Descriptor, Index, Manifest, Platform};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use muster_job::{go_architecture, go_os};
+
 use crate::manifest::{Descriptor, Platform};
 
 /// Platform that content is selected for, named as in Go.
@@ -19,20 +21,13 @@ impl HostPlatform {
     /// Returns the platform of this program.
     #[must_use]
     pub fn this() -> Self {
-        let os = match std::env::consts::OS {
-            "macos" => "darwin",
-            other => other,
+        let architecture = go_architecture();
+        let arm = match architecture {
+            "arm64" => 8,
+            "arm" => 7,
+            _ => 0,
         };
-        let (architecture, arm) = match std::env::consts::ARCH {
-            "x86_64" => ("amd64", 0),
-            "x86" => ("386", 0),
-            "aarch64" => ("arm64", 8),
-            "arm" => ("arm", 7),
-            "powerpc64" if cfg!(target_endian = "little") => ("ppc64le", 0),
-            "powerpc64" => ("ppc64", 0),
-            other => (other, 0),
-        };
-        Self { os: os.to_owned(), architecture: architecture.to_owned(), arm }
+        Self { os: go_os().to_owned(), architecture: architecture.to_owned(), arm }
     }
 
     /// Returns how well an entry matches. 0 is best. `None` means that it does not run on this platform.

@@ -10,6 +10,7 @@ use crate::digest::Digest;
 use crate::error::{RegistryError, ResponseError};
 use crate::idle::SentBytes;
 use crate::publish::Document;
+use crate::retry::{MAX_ATTEMPTS, wait};
 
 impl Registry {
     /// Uploads a blob, unless the repository already has it.
@@ -18,21 +19,38 @@ impl Registry {
     /// [`RegistryError`].
     pub async fn push_blob(&self, blob: &Blob) -> Result<(), RegistryError> {
         let digest = blob.digest().to_string();
-        if self.has_blob(&digest).await? {
-            return Ok(());
+        let mut failures = 0;
+        // The response to an earlier attempt may have been lost, so each attempt starts with the query.
+        while !self.has_blob(&digest).await? {
+            match self.upload(blob, &digest).await {
+                Ok(()) => return Ok(()),
+                Err(error) if failures + 1 < MAX_ATTEMPTS && error.is_transient() => {
+                    failures += 1;
+                    tracing::debug!(%error, failures, "upload interrupted, starting another one");
+                    wait(failures).await;
+                }
+                Err(error) => return Err(error),
+            }
         }
+        Ok(())
+    }
+
+    /// Starts an upload session and sends a blob.
+    ///
+    /// A registry ends the session if the request fails, and answers a second request for the same session with an error.
+    async fn upload(&self, blob: &Blob, digest: &str) -> Result<(), RegistryError> {
         let start = self.url(&["blobs", "uploads/"])?;
         let response = self.send(&start, &|http| http.post(start.clone()).header(CONTENT_LENGTH, 0), None).await?;
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-        let location = location.ok_or_else(|| RegistryError::invalid(start.as_str(), ResponseError::NoLocation))?;
-        let mut upload = start.join(location).map_err(|error| RegistryError::invalid(start.as_str(), error))?;
-        upload.query_pairs_mut().append_pair("digest", &digest);
-        let sent = SentBytes::default();
+        let location = location.ok_or_else(|| RegistryError::invalid(&start, ResponseError::NoLocation))?;
+        let mut upload = start.join(location).map_err(|error| RegistryError::invalid(&start, error))?;
+        upload.query_pairs_mut().append_pair("digest", digest);
+        let sent = SentBytes::of(blob.size());
         let put = |http: &reqwest::Client| {
             let request = http.put(upload.clone()).header(CONTENT_TYPE, "application/octet-stream");
             request.header(CONTENT_LENGTH, blob.size()).body(blob.body(&sent))
         };
-        self.send_counted(&upload, &put, None, &sent).await.map(drop)
+        self.send_once(&upload, &put, &sent).await.map(drop)
     }
 
     /// Returns whether the repository has a blob. Returns false if the credentials do not permit this query.
@@ -84,8 +102,8 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
+    use parking_lot::Mutex;
     use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
     use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinSet;
@@ -93,69 +111,88 @@ mod tests {
     use super::*;
     use crate::reference::{Defaults, Repository};
 
-    /// Size of the blob in bytes, which is larger than the buffers of a connection.
-    const BLOB_BYTES: usize = 64 * 1024 * 1024;
-    /// Number of bytes that the registry reads before each pause.
-    const PART_BYTES: usize = 16 * 1024 * 1024;
+    const CONTENT: &[u8] = b"content of a layer";
 
-    /// Serves a registry without blobs, which pauses while it receives an upload. Returns its client.
-    async fn registry(pause: Duration) -> (Registry, JoinSet<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let name = format!("{}/group/app", listener.local_addr().unwrap());
-        let mut serving = JoinSet::new();
-        serving.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, pause));
-            }
-        });
-        let repository = Repository::parse(&name, &Defaults { registry: "docker.io", group: "library" }).unwrap();
-        (Registry::new(repository, None).unwrap(), serving)
+    /// Registry whose first upload breaks. As in real registries, this ends the upload session.
+    #[derive(Default)]
+    struct BrokenUpload {
+        /// Requests so far, as `METHOD path`.
+        requests: Mutex<Vec<String>>,
+        /// Whether the registry stores the content of the first upload, and only its response is lost.
+        stores_first: bool,
+        received: Mutex<Vec<Vec<u8>>>,
     }
 
-    async fn serve(stream: TcpStream, pause: Duration) {
-        let mut stream = BufReader::new(stream);
-        let (mut head, mut line) = (String::new(), String::new());
-        while stream.read_line(&mut line).await.is_ok_and(|read| read > 2) {
-            head.push_str(&line);
-            line.clear();
-        }
-        let answer = match head.split(' ').next() {
-            Some("HEAD") => "404 Not Found",
-            Some("POST") => "202 Accepted\r\nlocation: /v2/upload",
-            _ => {
-                let mut part = vec![0; PART_BYTES];
-                for _ in 0..BLOB_BYTES / PART_BYTES {
-                    tokio::time::sleep(pause).await;
-                    if stream.read_exact(&mut part).await.is_err() {
-                        return;
+    impl BrokenUpload {
+        async fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
+            let mut stream = BufReader::new(stream);
+            let (mut head, mut line) = (String::new(), String::new());
+            while stream.read_line(&mut line).await? > 2 {
+                head.push_str(&line);
+                line.clear();
+            }
+            let request: Vec<&str> = head.split(' ').take(2).collect();
+            let request = request.join(" ").split('?').next().unwrap_or_default().to_owned();
+            self.requests.lock().push(request.clone());
+            let sessions = self.requests.lock().iter().filter(|request| request.starts_with("POST")).count();
+            let answer = match request.split(' ').next() {
+                Some("HEAD") if self.received.lock().is_empty() => "404 Not Found".to_owned(),
+                Some("HEAD") => "200 OK".to_owned(),
+                Some("POST") => format!("202 Accepted\r\nlocation: /v2/upload/{sessions}"),
+                _ => {
+                    let mut content = vec![0; CONTENT.len()];
+                    stream.read_exact(&mut content).await?;
+                    let is_first = sessions == 1;
+                    if !is_first || self.stores_first {
+                        self.received.lock().push(content);
                     }
+                    if is_first {
+                        return Ok(()); // Closes the connection without a response.
+                    }
+                    "201 Created".to_owned()
                 }
-                "201 Created"
-            }
-        };
-        let text = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-        let _ = stream.write_all(text.as_bytes()).await;
+            };
+            let text = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            stream.write_all(text.as_bytes()).await
+        }
+
+        /// Pushes a blob to this registry, and returns the requests.
+        async fn push(self) -> Vec<String> {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let name = format!("{}/app", listener.local_addr().unwrap());
+            let this = Arc::new(self);
+            let served = Arc::clone(&this);
+            let mut serving = JoinSet::new();
+            serving.spawn(async move {
+                let mut connections = JoinSet::new();
+                while let Ok((stream, _)) = listener.accept().await {
+                    let served = Arc::clone(&served);
+                    connections.spawn(async move { served.serve(stream).await });
+                }
+            });
+            let repository = Repository::parse(&name, &Defaults { registry: "docker.io", group: "library" }).unwrap();
+            let registry = Registry::new(repository, None).unwrap();
+            let mut file = tempfile::tempfile().unwrap();
+            std::io::Write::write_all(&mut file, CONTENT).unwrap();
+            let blob = Blob::in_file(Arc::new(file), 0, CONTENT.len() as u64, Digest::of(CONTENT));
+            registry.push_blob(&blob).await.unwrap();
+            assert_eq!(*this.received.lock(), [CONTENT]);
+            let requests = this.requests.lock().clone();
+            requests
+        }
     }
 
-    fn large_blob() -> Blob {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(BLOB_BYTES as u64).unwrap();
-        Blob::in_file(Arc::new(file), 0, BLOB_BYTES as u64, Digest::of(b"not checked"))
+    #[tokio::test]
+    async fn broken_upload_is_repeated_in_a_new_session() {
+        let requests = BrokenUpload::default().push().await;
+        let uploads: Vec<_> = requests.iter().filter(|request| request.starts_with("PUT")).collect();
+        assert_eq!(uploads, ["PUT /v2/upload/1", "PUT /v2/upload/2"]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn slow_upload_succeeds_while_it_makes_progress() {
-        let (registry, _serving) = registry(Duration::from_secs(50)).await;
-        let began = tokio::time::Instant::now();
-        registry.push_blob(&large_blob()).await.unwrap();
-        assert!(began.elapsed() > Duration::from_secs(60), "no timeout could have expired");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn upload_without_progress_fails() {
-        let (registry, _serving) = registry(Duration::from_secs(1_000_000)).await;
-        let error = registry.push_blob(&large_blob()).await.unwrap_err();
-        assert!(matches!(error, RegistryError::Idle { .. }), "{error}");
+    #[tokio::test]
+    async fn upload_whose_response_is_lost_is_not_repeated() {
+        let requests = BrokenUpload { stores_first: true, ..BrokenUpload::default() }.push().await;
+        let uploads: Vec<_> = requests.iter().filter(|request| request.starts_with("PUT")).collect();
+        assert_eq!(uploads, ["PUT /v2/upload/1"]);
     }
 }

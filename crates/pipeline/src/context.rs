@@ -241,6 +241,9 @@ pub enum SourceError {
     /// The file may exist, but this machine cannot reach it. The text describes what to configure.
     #[error("{0}")]
     Unreachable(String),
+    /// The file is on this machine, but it cannot be read. The text names the file and the cause.
+    #[error("{0}")]
+    Unreadable(String),
 }
 
 /// Port to files. It is the only way in which this crate accesses anything outside of its input.

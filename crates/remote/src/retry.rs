@@ -107,6 +107,15 @@ mod tests {
         Ok(())
     }
 
+    /// The Go host makes 86,000 attempts in this time.
+    #[tokio::test(start_paused = true)]
+    async fn c05_retries_of_a_refused_port_have_delays() {
+        let refused = || async { Err::<(), _>(AttemptError::Transient("refused".to_owned())) };
+        let error = retry(&target(2), "a", refused).await.unwrap_err();
+        // The delays are 50, 100, 200, 400 and 800 ms, up to 25 % more or less. The next one would exceed the timeout in any case.
+        assert!(matches!(error, DialError::Unreachable { tries: 6, .. }), "{error:?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn slow_login_can_use_the_whole_timeout() {
         for seconds in [25, 100] {

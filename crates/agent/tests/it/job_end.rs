@@ -59,7 +59,9 @@ async fn c197_job_timeout_runs_cleanup_steps_only() {
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(failure(&result), ("job_execution_timeout".to_owned(), None));
     assert!(!log.contains("never"), "{log}");
-    assert!(log.contains("step_script could not run to completion because the timeout was exceeded."), "{log}");
+    let warning = "step_script could not run to completion because the timeout was exceeded. Raise the job's `timeout`, or \
+                   RUNNER_SCRIPT_TIMEOUT.";
+    assert!(log.contains(warning), "{log}");
     let last = "\x1b[31;1mERROR: Job failed: execution took longer than 300ms seconds\x1b[0;m\n";
     assert!(log.contains("section_end:") && log.ends_with(last), "{log}");
 }

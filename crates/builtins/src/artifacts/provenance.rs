@@ -78,7 +78,7 @@ impl Provenance {
                     "internalParameters": {
                         "name": origin.runner_name,
                         "executor": origin.executor_name,
-                        "architecture": architecture(),
+                        "architecture": muster_job::go_architecture(),
                         "job": self.job_id.to_string(),
                     },
                     "resolvedDependencies": [{ "uri": origin.repo_url, "digest": { "sha256": origin.repo_digest } }],
@@ -140,13 +140,4 @@ fn hash_file(mut file: File, hash: &mut Sha256, stop: &StopToken) -> io::Result<
         }
     }
     Ok(())
-}
-
-/// Returns GitLab's name of the processor architecture.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }

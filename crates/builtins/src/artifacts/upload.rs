@@ -186,7 +186,9 @@ impl Upload<'_> {
             context.report(MessageLevel::Warning, &format!("{doing} {status} id={job}"));
             if let ClientError::Redirected { to, .. } = error {
                 let redirected = endpoint.client.with_base_url(&to);
-                endpoint.client = redirected.map_err(|error| Failure::Step(format!("uploading artifacts: {error}")))?;
+                endpoint.client = redirected.map_err(|error| {
+                    Failure::Step(format!("uploading artifacts: failed to follow the redirect to `{to}`: {error}"))
+                })?;
             }
             context.report(MessageLevel::Warning, "Retrying...");
             pause(delay, stop).await?;

@@ -8,7 +8,7 @@ use muster_source::{BlobReader, Git, Snapshot};
 use parking_lot::Mutex;
 
 use super::config::IncludeConfig;
-use super::pins::{Pin, name_of, name_of_tree};
+use super::pins::{Pin, PinError, name_of, name_of_tree};
 use super::remote::Remotes;
 use super::tree::{Tree, is_repository, read_failed, read_file, read_in, resolve, unreadable};
 use super::vendor::{Vendor, VendorOptions};
@@ -145,7 +145,10 @@ impl SnapshotSources {
     fn find_pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
         let pin = name.and_then(|name| self.config.pins.get(&name));
         let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
-        let bytes = self.config.pins.content(pin).map_err(|error| SourceError::Unreachable(error.to_string()))?;
+        let bytes = self.config.pins.content(pin).map_err(|error| match error {
+            PinError::Missing(_) => SourceError::Unreachable(error.to_string()),
+            PinError::Changed { .. } | PinError::Unreadable { .. } => SourceError::Unreadable(error.to_string()),
+        })?;
         self.used.lock().insert(pin.include.clone(), pin.clone());
         Ok(Some((pin.clone(), bytes)))
     }
@@ -174,7 +177,7 @@ impl SnapshotSources {
             let version = versions::parse(version).map(|_| version.to_owned());
             return Ok(Some((Tree::Commit { git, commit }, version)));
         }
-        let tags = git.run(&["tag", "--list"]).map_err(|error| super::tree::unreachable(&error))?;
+        let tags = git.run(&["tag", "--list"]).map_err(|error| super::tree::git_failed(&error))?;
         let tags = String::from_utf8_lossy(&tags).into_owned();
         let tag = versions::newest(tags.lines(), version).ok_or_else(|| {
             SourceError::NotFound(format!("component `{address}` has no version `{version}`: no tag or branch matches"))

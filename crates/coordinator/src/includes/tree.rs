@@ -43,14 +43,14 @@ impl Tree {
         match self {
             Self::Commit { git, commit } => {
                 let output = git.run(&["ls-tree", "-r", "-z", "--name-only", "--full-tree", commit]);
-                let output = output.map_err(|error| unreachable(&error))?;
+                let output = output.map_err(|error| git_failed(&error))?;
                 Ok(nul_separated(&output).map(|path| String::from_utf8_lossy(path).into_owned()).collect())
             }
             Self::Directory(directory) => {
                 let mut found = BTreeSet::new();
                 let listed = list(directory, "", &mut found);
                 listed.map_err(|error| {
-                    SourceError::Unreachable(format!("failed to list `{}`: {error}", directory.display()))
+                    SourceError::Unreadable(format!("failed to list `{}`: {error}", directory.display()))
                 })?;
                 Ok(found)
             }
@@ -71,13 +71,13 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
     }
     for name in [name.to_owned(), format!("refs/remotes/origin/{name}")] {
         let commit = format!("{name}^{{commit}}");
-        let output = git.output(&["rev-parse", "--verify", "--quiet", &commit]).map_err(|error| unreachable(&error))?;
+        let output = git.output(&["rev-parse", "--verify", "--quiet", &commit]).map_err(|error| git_failed(&error))?;
         if output.status.success() {
             return Ok(Some(line(&output.stdout)));
         }
         // With `--quiet`, a missing ref prints no message. Any message therefore reports a different error.
         if !output.stderr.is_empty() {
-            return Err(unreachable(&git.failure(&["rev-parse"], &output)));
+            return Err(git_failed(&git.failure(&["rev-parse"], &output)));
         }
     }
     Ok(None)
@@ -97,14 +97,18 @@ pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // Opening a named pipe would block, and reading a device might never end.
     match path.metadata() {
         Ok(metadata) if metadata.is_file() => {}
-        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Err(error);
-        }
+        Err(error) if !cannot_exist(&error) => return Err(error),
         _ => return Ok(None),
     }
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
+}
+
+/// Returns whether an error means that there is no file of this name: also if the name is too long, or contains a NUL character.
+fn cannot_exist(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
 fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Result<()> {
@@ -125,17 +129,22 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Res
     Ok(())
 }
 
-/// Returns the error for a failed git command: the project cannot be reached.
+/// Returns the error for a failed git command that contacts a server: the project cannot be reached.
 pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
     SourceError::Unreachable(error.to_string())
 }
 
+/// Returns the error for a failed git command that reads a repository on this machine.
+pub(super) fn git_failed(error: &SnapshotError) -> SourceError {
+    SourceError::Unreadable(error.to_string())
+}
+
 /// Returns the error for a file on this machine that exists but cannot be read.
 pub(super) fn unreadable(path: &Path, error: &io::Error) -> SourceError {
-    SourceError::Unreachable(format!("failed to read `{}`: {error}", path.display()))
+    SourceError::Unreadable(format!("failed to read `{}`: {error}; fix the file or its permissions", path.display()))
 }
 
 /// Returns the error for a failed read from `git cat-file`.
 pub(super) fn read_failed(error: &io::Error) -> SourceError {
-    SourceError::Unreachable(format!("failed to read files with `git cat-file`: {error}"))
+    SourceError::Unreadable(format!("failed to read files with `git cat-file`: {error}"))
 }

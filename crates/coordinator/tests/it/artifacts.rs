@@ -140,6 +140,36 @@ async fn history_has_the_outputs_that_still_exist() {
     assert!(setup.variables.iter().any(|variable| variable.key == "VERSION" && variable.value == "7"));
 }
 
+/// The job ran without the archive, so the archive is not missing in its history.
+#[tokio::test]
+async fn history_does_not_report_an_archive_that_expired_before_the_job() {
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![producer("old"), producer("new")], vec![job("test")]]).await;
+    let (old, new) = (manager.next_job().await, manager.next_job().await);
+    for (producer, expire_in) in [(&old, "10 minutes"), (&new, "30 minutes")] {
+        let archive = ("archive", "zip", Some(expire_in));
+        manager.upload(producer, archive, zip_of("out", "x")).await.expect("failed to store");
+    }
+    manager.succeed(&old).await;
+    harness.clock.advance(Duration::from_secs(600));
+    manager.succeed(&new).await;
+    let test = manager.next_job().await;
+    assert_eq!(test.dependencies.len(), 1);
+    harness.clock.advance(Duration::from_secs(1800));
+    let deleted = async {
+        while harness.artifact_files_on_disk(new.id).await != [("archive".to_owned(), false)] {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, deleted).await.expect("was not deleted in time");
+    harness.coordinator.shutdown().await;
+
+    let history = History::open(harness.dir.path()).await.expect("failed to open");
+    let setup = history.job_setup(test.id).await.expect("failed to read");
+    assert!(matches!(&setup.missing[..], [message] if message.contains("`new`")), "{:?}", setup.missing);
+}
+
 /// Returns the paths of all artifact files, relative to their directory.
 fn files(harness: &Harness) -> Vec<String> {
     let root = harness.dir.path().join("artifacts");

@@ -157,7 +157,7 @@ impl Store {
     /// Returns the path to which the archive is downloaded. If the file exists, it contains the start of the archive.
     fn partial_download(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let registry_error = |source| InstallError::from_registry(reference, source);
-        let url = || reference.repository.to_string();
+        let url = || reference.repository.to_string().as_str().into();
         let invalid = |error: DigestError| RegistryError::InvalidResponse { url: url(), source: error.into() };
         let digest: Digest = layer.digest.parse().map_err(|error| registry_error(invalid(error)))?;
         if layer.size > MAX_LAYER_BYTES {

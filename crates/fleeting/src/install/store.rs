@@ -7,7 +7,7 @@ use muster_oci::{Constraint, LockFile, Reference, Repository, Version};
 use super::error::InstallError;
 use super::lock::FileLock;
 use super::{EXECUTABLE, LOCK_FILE_MODE};
-use crate::layout::{escape, unescape};
+use crate::layout::{escape, repository_directory, unescape};
 
 /// Maximum number of segments in a repository's path.
 const MAX_DEPTH: usize = 16;
@@ -61,7 +61,7 @@ impl Store {
     }
 
     pub(super) fn repository_directory(&self, repository: &Repository) -> PathBuf {
-        self.directory.join(escape(&repository.registry)).join(escape(&repository.path))
+        repository_directory(&self.directory, &repository.registry, &repository.path)
     }
 
     pub(super) fn version_directory(&self, repository: &Repository, version: &Version) -> PathBuf {

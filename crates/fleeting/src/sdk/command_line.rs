@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use super::erased::Plugin;
 use super::{Provider, config, log, serve};
-use crate::layout::escape;
+use crate::layout;
 use crate::model::Platform;
 use crate::protocol::{COOKIE_KEY, COOKIE_VALUE};
 
@@ -144,14 +144,15 @@ fn bootstrap(version: &str, repository: Option<&str>) -> Result<String, Bootstra
         _ => repository,
     };
     let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
-    if !without_tag.split('/').all(is_plain) {
-        return Err(BootstrapError::Repository { found: repository.to_owned() });
-    }
+    let (registry, path) = without_tag
+        .split_once('/')
+        .filter(|(registry, path)| is_plain(registry) && path.split('/').all(is_plain))
+        .ok_or_else(|| BootstrapError::Repository { found: repository.to_owned() })?;
     let root = std::env::var("FLEETING_PLUGIN_PATH").unwrap_or_else(|_| "/plugins".to_owned());
     if !Path::new(&root).is_dir() {
         return Err(BootstrapError::NoDirectory { root });
     }
-    let directory = Path::new(&root).join(escape(without_tag)).join(escape(version));
+    let directory = layout::repository_directory(Path::new(&root), registry, path).join(layout::escape(version));
     let copy = || {
         std::fs::create_dir_all(&directory)?;
         let temporary = directory.join(".plugin.new");

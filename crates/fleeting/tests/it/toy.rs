@@ -221,7 +221,23 @@ fn p3_p4_p5_command_line_prints_version_and_bootstraps() {
     let directory = plugins.path().join("registry.example/!group/toy").join(env!("CARGO_PKG_VERSION"));
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), directory.to_str().unwrap());
     assert!(directory.join("plugin").is_file());
-    let escape =
+    let outside =
         Command::new(TOY).args(["bootstrap", "../../x"]).env("FLEETING_PLUGIN_PATH", plugins.path()).output().unwrap();
-    assert_eq!(escape.status.code(), Some(1), "a repository outside of the directory was not rejected");
+    assert_eq!(outside.status.code(), Some(1), "a repository outside of the directory was not rejected");
+}
+
+#[cfg(feature = "install")]
+#[test]
+fn bootstrapped_plugin_is_found_in_the_store() {
+    use muster_fleeting::install::Store;
+
+    let plugins = tempfile::TempDir::new().unwrap();
+    for repository in ["registry.example:5000/Group/toy", "[2001:db8::1]:5000/Group/toy", "[2001:db8::1]/group/toy"] {
+        let mut command = Command::new(TOY);
+        command.args(["bootstrap", repository]).env("FLEETING_PLUGIN_PATH", plugins.path());
+        assert!(command.status().unwrap().success(), "{repository}");
+    }
+    let found = Store::new(plugins.path()).list();
+    let found: Vec<String> = found.iter().map(|installed| installed.repository.to_string()).collect();
+    assert_eq!(found, ["[2001:db8::1]/group/toy", "[2001:db8::1]:5000/Group/toy", "registry.example:5000/Group/toy"]);
 }

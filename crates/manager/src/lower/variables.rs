@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use muster_agent_api::builtin::{GLOBAL_GIT_CONFIG, Tls};
-use muster_job::Variable;
-use muster_job::{expand_within, short_token};
+
+use muster_job::{Variable, expand_within, go_architecture, go_os, short_token};
 use muster_runner_api::payload::JobPayload;
 
 use super::flags::{Flags, is_flag};
@@ -62,7 +62,7 @@ impl Variables {
         joined.set(kind, "true");
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));
         joined.set("CI_RUNNER_REVISION", "");
-        joined.set("CI_RUNNER_EXECUTABLE_ARCH", format!("{}/{}", std::env::consts::OS, go_architecture()));
+        joined.set("CI_RUNNER_EXECUTABLE_ARCH", format!("{}/{}", go_os(), go_architecture()));
         for secret in &context.secrets {
             joined.put(secret.clone());
         }
@@ -177,14 +177,5 @@ impl Variables {
 
     pub(super) fn into_list(self) -> Vec<Variable> {
         self.list
-    }
-}
-
-/// Returns Go's name of this machine's architecture.
-fn go_architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
     }
 }

@@ -45,12 +45,8 @@ pub fn info(runner: &RunnerSettings) -> VersionInfo {
     VersionInfo {
         name: "muster".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        platform: std::env::consts::OS.to_owned(),
-        architecture: match std::env::consts::ARCH {
-            "x86_64" => "amd64".to_owned(),
-            "aarch64" => "arm64".to_owned(),
-            other => other.to_owned(),
-        },
+        platform: muster_job::go_os().to_owned(),
+        architecture: muster_job::go_architecture().to_owned(),
         executor: runner.executor.clone(),
         shell: runner.shell.clone(),
         features: FEATURES.iter().chain(of_executor).map(|feature| ((*feature).to_owned(), true)).collect(),

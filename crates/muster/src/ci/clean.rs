@@ -5,7 +5,8 @@ use std::path::Path;
 use super::args::CleanArgs;
 use super::error::{CiError, ExitStatus};
 use super::prepare::locate;
-use super::state::{ProjectState, all_projects, directory_size, remove_as_much_as_possible};
+use super::state::{ProjectState, all_projects};
+use super::trash::remove_as_much_as_possible;
 use super::ui;
 
 /// Result of cleaning.
@@ -49,31 +50,35 @@ impl Cleaned {
             return;
         }
         // Runs that are being started are not active yet, and would use the caches.
-        let _lock = match project.lock() {
+        let lock = match project.lock() {
             Ok(lock) => lock,
             Err(error) => return self.report(&project.directory, &error),
         };
-        let before = directory_size(&project.directory);
         let mut running = 0;
         for number in project.run_numbers() {
             if project.is_active(number) {
                 running += 1;
             } else {
-                self.delete(&project.run_directory(number));
+                self.discard(project, &project.run_directory(number));
             }
         }
         // The counter of run numbers is not deleted, so that no number is reused.
         if running == 0 {
-            self.delete(&project.cache());
-            self.delete(&project.includes());
+            self.discard(project, &project.cache());
+            self.discard(project, &project.includes());
         }
-        self.freed += before.saturating_sub(directory_size(&project.directory));
         self.running += running;
+        // Runs can start while the files are being deleted.
+        drop(lock);
+        let freed = project.trash().empty(&mut |path, error| self.report(path, error));
+        self.freed += freed;
     }
 
-    fn delete(&mut self, directory: &Path) {
-        if let Err((path, error)) = remove_as_much_as_possible(directory) {
-            self.report(&path, &error);
+    /// Moves a directory to the trash. Deletes a directory that cannot be moved, such as a mount point.
+    fn discard(&mut self, project: &ProjectState, directory: &Path) {
+        if project.trash().add(directory).is_err() {
+            let freed = remove_as_much_as_possible(directory, &mut |path, error| self.report(path, error));
+            self.freed += freed;
         }
     }
 

@@ -172,7 +172,7 @@ impl Config {
             Some(seconds) => {
                 Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero()).ok_or_else(|| {
                     let file = self.file.display();
-                    CiError::Usage(format!(
+                    CiError::Failed(format!(
                         "`{file}`: `timeout` of [remote] must be a number of seconds above 0, not {seconds}"
                     ))
                 })?
@@ -215,7 +215,9 @@ impl Config {
             }
             _ => {
                 let (key, file) = (&entry.key, self.file.display());
-                return Err(CiError::Usage(format!("`{file}`: variable `{key}` needs either `value` or `value-file`")));
+                return Err(CiError::Failed(format!(
+                    "`{file}`: variable `{key}` needs either `value` or `value-file`"
+                )));
             }
         };
         Ok(ScopedVariable {

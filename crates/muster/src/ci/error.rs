@@ -110,9 +110,12 @@ pub(crate) enum CiError {
         /// Problems, each with its line.
         problems: Vec<String>,
     },
-    /// Any other problem, mostly of the arguments. The text describes the problem and what to change.
+    /// The arguments are invalid, or name something that does not exist. The text describes the problem and what to change.
     #[error("{0}")]
     Usage(String),
+    /// Any other problem: of a file, of the repository, of a process or of this machine. The text describes it and what to change.
+    #[error("{0}")]
+    Failed(String),
     /// A named job would wait for manual jobs that are not named.
     #[error(
             "job `{}` waits for the manual {} `{}`, which {} only if named; use `muster ci run {} --needs` to run all of them",

@@ -69,7 +69,7 @@ impl VariableFile {
     }
 
     fn invalid(&self, problem: &str) -> CiError {
-        CiError::Usage(format!("`{}` is invalid: {problem}", self.path.display()))
+        CiError::Failed(format!("`{}` is invalid: {problem}", self.path.display()))
     }
 
     /// Parses the file as a YAML map. Returns `None` if it has another format, such as `NAME=VALUE` lines.

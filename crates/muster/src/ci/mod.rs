@@ -34,6 +34,7 @@ mod show;
 mod state;
 pub(crate) mod step_lists;
 mod svg;
+mod trash;
 pub(crate) mod ui;
 mod variables;
 mod vendor;

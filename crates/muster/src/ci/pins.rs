@@ -45,7 +45,7 @@ impl Lock {
         };
         let invalid = |problem: String| {
             let path = path.display();
-            CiError::Usage(format!("`{path}` is invalid; run `muster ci vendor` to recreate it:\n{problem}"))
+            CiError::Failed(format!("`{path}` is invalid; run `muster ci vendor` to recreate it:\n{problem}"))
         };
         let lock: Self = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
         if lock.version != VERSION {
@@ -65,8 +65,8 @@ impl Lock {
     /// Writes the file.
     pub(super) fn write(&self, worktree: &Path) -> Result<(), CiError> {
         let path = worktree.join(LOCK_FILE);
-        let text =
-            toml::to_string(self).map_err(|error| CiError::Usage(format!("failed to write `{LOCK_FILE}`: {error}")))?;
+        let text = toml::to_string(self)
+            .map_err(|error| CiError::Failed(format!("failed to write `{LOCK_FILE}`: {error}")))?;
         std::fs::write(&path, format!("{HEADER}{text}")).map_err(CiError::system(format!("write `{}`", path.display())))
     }
 

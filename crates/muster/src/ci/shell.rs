@@ -17,7 +17,7 @@ use super::error::CiError;
 use super::prepare::locate;
 use super::record::write_private_bytes;
 use super::show::{existing_run, find_job, last_run, pipelines, unpack_archive};
-use super::state::remove_all;
+use super::trash::remove_all;
 use super::ui;
 use crate::unpack::UnpackArgs;
 
@@ -108,7 +108,7 @@ fn new_workspace(
         if output.status.success() {
             Ok(())
         } else {
-            Err(CiError::Usage(format!("failed to check out the commit: {}", stderr())))
+            Err(CiError::Failed(format!("failed to check out the commit: {}", stderr())))
         }
     };
     let store = run.join("store.git");

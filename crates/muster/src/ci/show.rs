@@ -71,7 +71,7 @@ fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
 
 /// Returns the number of the last run.
 pub(super) fn last_run(project: &ProjectState) -> Result<u64, CiError> {
-    let no_runs = || CiError::Usage("this repository has no past runs; start one with `muster ci`".to_owned());
+    let no_runs = || CiError::Failed("this repository has no past runs; start one with `muster ci`".to_owned());
     project.run_numbers().last().copied().ok_or_else(no_runs)
 }
 
@@ -189,7 +189,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], is_active: bool) -> String {
         let mut table = Table::new(&["ID", "JOB", "STAGE", "STATUS", "TIME", "ARTIFACTS", ""]);
         let plain = anstyle::Style::new();
         for job in &view.jobs {
-            let artifacts: Vec<_> = job.artifacts.iter().map(|artifact| artifact.kind.as_str()).collect();
+            let artifacts: Vec<_> = job.artifacts.iter().map(artifact_kind).collect();
             let retried = if job.retried { "retried" } else { "" };
             table.row([
                 (job.id.to_string(), ui::DIM),
@@ -230,13 +230,19 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool, with_usa
     for artifact in &job.artifacts {
         let _ = writeln!(
             text,
-            "  artifact {} {} ({})",
+            "  artifact {} {} ({}{})",
             artifact.kind,
             ui::plain(&artifact.filename),
-            ui::size(artifact.size)
+            ui::size(artifact.size),
+            if artifact.deleted { ", expired" } else { "" }
         );
     }
     text
+}
+
+/// Returns the kind of an artifact for the table of jobs.
+fn artifact_kind(artifact: &ArtifactView) -> String {
+    if artifact.deleted { format!("{} (expired)", artifact.kind) } else { artifact.kind.clone() }
 }
 
 /// Formats the resource usage of a job as one line.
@@ -318,9 +324,16 @@ async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
 /// Extracts a job's archives into a directory, and copies its reports next to them.
 async fn extract(history: &History, job: &JobView, target: &Path, limits: &UnpackArgs) -> Result<ExitStatus, CiError> {
     if job.artifacts.is_empty() {
-        return Err(CiError::Usage(format!("job `{}` has no artifacts", job.name)));
+        return Err(CiError::Failed(format!("job `{}` has no artifacts", job.name)));
     }
-    for artifact in &job.artifacts {
+    let (expired, existing): (Vec<_>, Vec<_>) = job.artifacts.iter().partition(|artifact| artifact.deleted);
+    if existing.is_empty() {
+        return Err(CiError::Failed(format!("the artifacts of job `{}` have expired; run the job again", job.name)));
+    }
+    for artifact in expired {
+        ui::warning(&format!("`{}` has expired, and is not extracted", ui::plain(&artifact.filename)));
+    }
+    for artifact in existing {
         let content = history.open_artifact(job.id, artifact).await?;
         unpack(artifact, content, target, limits)?;
     }

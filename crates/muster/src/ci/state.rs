@@ -6,6 +6,7 @@
 //!   counter        number of the last run; changed under a lock on the file `lock`
 //!   cache/         caches of jobs, shared by all runs
 //!   includes/      downloaded include files
+//!   trash/         directories that are being deleted
 //!   runs/<n>/      lock (held while the run is active), store.git, coordinator, manager, builds, ...
 //! ```
 
@@ -19,6 +20,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::config::Retention;
 use super::error::CiError;
+use super::trash::{Trash, remove_all};
+use super::ui;
 
 /// State directory of one repository.
 #[derive(Debug, Clone)]
@@ -48,7 +51,7 @@ pub(super) fn root() -> Result<PathBuf, CiError> {
         .or_else(|| variable("XDG_STATE_HOME").filter(|path| path.is_absolute()).map(|path| path.join("muster")))
         .or_else(|| std::env::home_dir().map(|home| home.join(".local/state/muster")));
     let found = found
-        .ok_or_else(|| CiError::Usage("no state directory: neither HOME nor MUSTER_STATE_DIR is set".to_owned()))?;
+        .ok_or_else(|| CiError::Failed("no state directory: neither HOME nor MUSTER_STATE_DIR is set".to_owned()))?;
     std::path::absolute(&found).map_err(|source| CiError::State { path: found, source })
 }
 
@@ -99,7 +102,8 @@ impl ProjectState {
             let directory = self.run_directory(number);
             fs::create_dir(&directory)?;
             fs::write(self.counter(), format!("{number}\n"))?;
-            let run_lock = lock(&directory.join("lock"))?;
+            // Only a process that asks whether the run is active can hold this lock, for a moment.
+            let run_lock = lock(&directory.join("lock"), &|_| ())?;
             Ok(Run { number, directory, _lock: run_lock })
         };
         start().map_err(|source| CiError::State { path: self.directory.clone(), source })
@@ -110,21 +114,51 @@ impl ProjectState {
     /// The next run gets the number of the deleted run, unless a later run was started.
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
-        // The next run can get the same number, so no other process may delete this one later.
-        let _lock = self.lock()?;
-        drop(run);
-        remove_all(&self.run_directory(number))?;
-        if self.last_number() == number {
-            fs::write(self.counter(), format!("{}\n", number.saturating_sub(1)))?;
-        }
-        Ok(())
+        let moved = {
+            // The next run can get the same number, so no other process may delete this one later.
+            let _lock = self.lock()?;
+            drop(run);
+            let moved = self.move_run_to_trash(number)?;
+            if self.last_number() == number {
+                fs::write(self.counter(), format!("{}\n", number.saturating_sub(1)))?;
+            }
+            moved
+        };
+        moved.map_or(Ok(()), |moved| remove_all(&moved))
     }
 
-    /// Waits until no other process starts or discards a run. Until the lock is released, none does.
+    /// Waits until no other process starts, discards or deletes a run. Until the lock is released, none does. Prints a note if it must
+    /// wait.
     ///
     /// A run that is being started already has a directory, but is not active yet.
     pub(super) fn lock(&self) -> io::Result<File> {
-        lock(&self.directory.join("lock"))
+        self.lock_and(&|path| {
+            ui::note(&format!(
+                "waiting for another `muster ci` that starts or deletes a run of this repository; it holds the lock `{}`",
+                path.display()
+            ));
+        })
+    }
+
+    /// Same as [`Self::lock`], but calls `on_wait` with the path of the lock if it must wait.
+    fn lock_and(&self, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
+        lock(&self.directory.join("lock"), on_wait)
+    }
+
+    /// Returns the directory for what is being deleted.
+    pub(super) fn trash(&self) -> Trash {
+        Trash::new(self.directory.join("trash"))
+    }
+
+    /// Moves the directory of a run to the trash, and returns its new path. Deletes a directory that cannot be moved, and returns `None`.
+    /// The caller holds the lock.
+    fn move_run_to_trash(&self, number: u64) -> io::Result<Option<PathBuf>> {
+        let directory = self.run_directory(number);
+        match self.trash().add(&directory) {
+            Ok(moved) => Ok(moved),
+            // A full disk, for example, may have no space for the directory of the trash.
+            Err(_) => remove_all(&directory).map(|()| None),
+        }
     }
 
     fn counter(&self) -> PathBuf {
@@ -154,6 +188,10 @@ impl ProjectState {
     /// Deletes runs that exceed the maximum age or the maximum total size in `retention`. Keeps the newest `min_runs` runs
     /// and all active runs.
     pub(super) fn prune(&self, retention: &Retention, now: SystemTime) {
+        // A process that was killed may have left files there.
+        self.trash().empty(&mut |path, error| {
+            tracing::debug!(%error, path = %path.display(), "failed to delete a file of the trash");
+        });
         let mut numbers = self.run_numbers();
         if numbers.len() <= retention.min_runs {
             return;
@@ -193,12 +231,20 @@ impl ProjectState {
     }
 
     /// Deletes a run. Returns false if it is active and was not deleted.
-    pub(super) fn delete_run(&self, number: u64) -> io::Result<bool> {
-        let is_active = {
-            let _lock = self.lock()?;
-            self.is_active(number)
+    fn delete_run(&self, number: u64) -> io::Result<bool> {
+        self.delete_run_under(number, || self.lock())
+    }
+
+    /// Deletes a run. `lock` obtains the lock of the project.
+    fn delete_run_under(&self, number: u64, lock: impl FnOnce() -> io::Result<File>) -> io::Result<bool> {
+        let moved = {
+            let _lock = lock()?;
+            if self.is_active(number) {
+                return Ok(false);
+            }
+            self.move_run_to_trash(number)?
         };
-        if is_active { Ok(false) } else { remove_all(&self.run_directory(number)).map(|()| true) }
+        moved.map_or(Ok(()), |moved| remove_all(&moved)).map(|()| true)
     }
 }
 
@@ -219,7 +265,7 @@ pub(super) fn all_projects() -> Result<Vec<ProjectState>, CiError> {
 }
 
 /// Creates a directory and its parents without access for other users, because logs and artifacts may be private.
-fn create_private(directory: &Path) -> io::Result<()> {
+pub(super) fn create_private(directory: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
@@ -227,10 +273,17 @@ fn create_private(directory: &Path) -> io::Result<()> {
     builder.create(directory)
 }
 
-/// Opens a lock file and waits for its lock. The lock is released when the returned file is dropped.
-fn lock(path: &Path) -> io::Result<File> {
+/// Opens a lock file and waits for its lock. Calls `on_wait` with the path if another process holds it. The lock is released when the
+/// returned file is dropped.
+fn lock(path: &Path, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
-    file.lock()?;
+    match file.try_lock() {
+        Err(fs::TryLockError::WouldBlock) => {
+            on_wait(path);
+            file.lock()?;
+        }
+        other => other?,
+    }
     Ok(file)
 }
 
@@ -261,72 +314,6 @@ pub(super) fn directory_size(directory: &Path) -> u64 {
     total
 }
 
-/// Deletes a directory, even if a job removed the write permission of a directory inside it.
-pub(super) fn remove_all(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            make_writable(directory);
-            fs::remove_dir_all(directory)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// Deletes a directory, or as much of its content as can be deleted.
-///
-/// # Errors
-/// Returns the first path that could not be deleted, with its error.
-pub(super) fn remove_as_much_as_possible(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
-    if remove_all(directory).is_ok() {
-        return Ok(());
-    }
-    // `remove_dir_all` stops at the first error, so list the directories and delete them from the innermost outwards.
-    let mut first = None;
-    let mut directories = vec![directory.to_owned()];
-    let mut next = 0;
-    while let Some(directory) = directories.get(next).cloned() {
-        next += 1;
-        let entries = match fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(error) => {
-                first.get_or_insert((directory, error));
-                continue;
-            }
-        };
-        for entry in entries.filter_map(Result::ok) {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                directories.push(entry.path());
-            } else if let Err(error) = fs::remove_file(entry.path()) {
-                first.get_or_insert((entry.path(), error));
-            }
-        }
-    }
-    for directory in directories.into_iter().rev() {
-        if let Err(error) = fs::remove_dir(&directory) {
-            first.get_or_insert((directory, error));
-        }
-    }
-    first.map_or(Ok(()), Err)
-}
-
-#[cfg(unix)]
-fn make_writable(directory: &Path) {
-    use std::os::unix::fs::PermissionsExt as _;
-    let mut directories = vec![directory.to_owned()];
-    while let Some(directory) = directories.pop() {
-        let _ = fs::set_permissions(&directory, fs::Permissions::from_mode(0o700));
-        for entry in fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok) {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                directories.push(entry.path());
-            }
-        }
-    }
-}
-
-#[cfg(not(unix))]
-fn make_writable(_directory: &Path) {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -355,12 +342,42 @@ mod tests {
         drop(project.start_run().unwrap());
         let starting = project.lock().unwrap();
         fs::create_dir(project.run_directory(2)).unwrap();
+        let (waits, waiting) = std::sync::mpsc::channel();
         let other = project.clone();
-        let deleting = std::thread::spawn(move || other.delete_run(2));
-        let _run = lock(&project.run_directory(2).join("lock")).unwrap();
+        let deleting = std::thread::spawn(move || {
+            other.delete_run_under(2, || other.lock_and(&move |path| waits.send(path.to_owned()).unwrap()))
+        });
+        // If the deletion does not wait for the lock, the channel is closed when the deletion has ended.
+        assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion waits for the lock");
+        let _run = lock(&project.run_directory(2).join("lock"), &|_| ()).unwrap();
         drop(starting);
         assert!(!deleting.join().unwrap().unwrap(), "the run is active");
         assert_eq!(project.run_numbers(), [1, 2]);
+    }
+
+    #[test]
+    fn deleted_run_leaves_no_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let project = project(directory.path());
+        let run = project.start_run().unwrap();
+        project.discard(run).unwrap();
+        let run = project.start_run().unwrap();
+        assert_eq!(run.number, 1, "the number of a discarded run is used again");
+        drop(run);
+        assert!(project.delete_run(1).unwrap());
+        assert!(project.run_numbers().is_empty());
+        assert_eq!(fs::read_dir(project.directory.join("trash")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn pruning_deletes_what_a_killed_process_left_in_the_trash() {
+        let directory = tempfile::tempdir().unwrap();
+        let project = project(directory.path());
+        drop(project.start_run().unwrap());
+        let left = project.move_run_to_trash(1).unwrap().unwrap();
+        assert!(left.join("lock").is_file() && project.run_numbers().is_empty(), "{left:?}");
+        project.prune(&Retention::default(), SystemTime::now());
+        assert!(!left.exists());
     }
 
     #[test]

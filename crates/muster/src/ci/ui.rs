@@ -92,11 +92,21 @@ pub(crate) fn warning(text: &str) {
 /// Prints an error with its causes, one per line.
 pub(crate) fn report(problem: &dyn std::error::Error) {
     error(&problem.to_string());
-    let mut next = problem.source();
-    while let Some(cause) = next {
+    for cause in further_causes(problem) {
         errln(&format!("  caused by: {cause}"));
-        next = cause.source();
     }
+}
+
+/// Returns the messages of the causes, without those with which the message before them already ends.
+fn further_causes(problem: &dyn std::error::Error) -> Vec<String> {
+    let mut messages = vec![problem.to_string()];
+    for cause in std::iter::successors(problem.source(), |cause| cause.source()) {
+        let message = cause.to_string();
+        if messages.last().is_none_or(|last| !last.ends_with(&message)) {
+            messages.push(message);
+        }
+    }
+    messages.split_off(1)
 }
 
 /// Returns whether standard error shows colors.
@@ -201,6 +211,23 @@ impl std::fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cause_that_a_message_contains_is_not_repeated() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{text}")]
+        struct Layer {
+            text: &'static str,
+            source: Option<Box<Self>>,
+        }
+        let chain = |texts: &[&'static str]| {
+            let layers = texts.iter().rev().fold(None, |source, text| Some(Box::new(Layer { text, source })));
+            further_causes(&*layers.unwrap())
+        };
+        assert!(chain(&["job: step: no network", "step: no network", "no network"]).is_empty());
+        assert_eq!(chain(&["job", "step: no network", "no network"]), ["step: no network"]);
+        assert_eq!(chain(&["job", "step", "no network"]), ["step", "no network"]);
+    }
 
     #[test]
     fn durations_and_sizes_are_short() {

@@ -76,7 +76,7 @@ pub(super) fn parse_file(path: &Path, text: &str) -> Result<Vec<(String, String)
         let parsed = line.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
         let Some((key, value)) = parsed.filter(|(key, _)| is_name(key)) else {
             let location = format!("{}:{}", path.display(), index + 1);
-            return Err(CiError::Usage(format!("`{location}` is not a variable; write `NAME=VALUE`")));
+            return Err(CiError::Failed(format!("`{location}` is not a variable; write `NAME=VALUE`")));
         };
         let quoted = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
         let value = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);

@@ -43,7 +43,7 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
     };
     let sources = pipeline.sources.vendoring(options);
     if !load_all(&pipeline.text, &pipeline.context, &sources) {
-        return Err(CiError::Usage(format!(
+        return Err(CiError::Failed(format!(
             "failed to download some of the included files; `{LOCK_FILE}` is unchanged"
         )));
     }
@@ -56,7 +56,7 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
 /// Checks that all included files are available without the network.
 fn check(pipeline: PipelineSources) -> Result<ExitStatus, CiError> {
     if !load_all(&pipeline.text, &pipeline.context, &pipeline.sources) {
-        return Err(CiError::Usage(
+        return Err(CiError::Failed(
             "not all included files are available on this machine; run `muster ci vendor` to download them".to_owned(),
         ));
     }

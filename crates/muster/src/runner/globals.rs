@@ -44,8 +44,8 @@ impl Globals {
             tracing::warn!("ignored --cpuprofile, which is not supported; use `perf record`");
         }
         tracing::info!(
-            os = std::env::consts::OS,
-            arch = architecture(),
+            os = muster_job::go_os(),
+            arch = muster_job::go_architecture(),
             version = env!("CARGO_PKG_VERSION"),
             revision = REVISION,
             pid = std::process::id(),
@@ -57,24 +57,14 @@ impl Globals {
 /// Source revision of this build.
 const REVISION: &str = crate::observe::BUILD.revision;
 
-/// Returns the name of the processor's architecture as GitLab spells it.
-pub(super) fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        other => other,
-    }
-}
-
 /// Returns the output of `--version`, which has the same lines as the output of gitlab-runner, because scripts parse it.
 pub(super) fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         format!(
             "Version:      {}\nGit revision: {REVISION}\nProgram:      Muster\nOS/Arch:      {}/{}",
             env!("CARGO_PKG_VERSION"),
-            std::env::consts::OS,
-            architecture()
+            muster_job::go_os(),
+            muster_job::go_architecture()
         )
     });
     &TEXT

@@ -46,7 +46,7 @@ enum VerifyError {
     Config(#[from] ConfigError),
     #[error("no runner matches the filtering parameters; run `gitlab-runner list` to see all runners")]
     NoMatch,
-    #[error("no runner matches --url alone; add --token, or use --name")]
+    #[error("--url selects a runner only together with --token; add --token, or select the runner with --name")]
     UrlAlone,
     #[error("failed to verify {0}; use --delete to remove them from the file")]
     UnknownRunners(String),

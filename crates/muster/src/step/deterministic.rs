@@ -139,7 +139,7 @@ fn first_difference(a: impl Read, b: impl Read) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// Adds the differences between the outputs and exports of two runs.
+/// Adds the differences between the outputs and exports of two runs, and between the numbers of their steps.
 pub(super) fn compare_outputs(parent: &str, first: &StepNode, second: &StepNode, differences: &mut Vec<String>) {
     let values = |node: &StepNode| node.call.as_ref().map(|call| (call.outputs.clone(), call.exports.clone()));
     let path = if parent.is_empty() { first.name.clone() } else { format!("{parent}/{}", first.name) };
@@ -153,6 +153,10 @@ pub(super) fn compare_outputs(parent: &str, first: &StepNode, second: &StepNode,
                     .push(format!("{kind} {name:?} of step {path} is {a} in the first run, and {b} in the second"));
             }
         }
+    }
+    let (a, b) = (first.steps.len(), second.steps.len());
+    if a != b {
+        differences.push(format!("step {path} has {a} inner steps in the first run, and {b} in the second"));
     }
     for (first, second) in first.steps.iter().zip(&second.steps) {
         compare_outputs(if parent.is_empty() && first.call.is_none() { "" } else { &path }, first, second, differences);
@@ -169,6 +173,19 @@ mod tests {
         {
             assert_eq!(first_difference(a.as_bytes(), b.as_bytes()).unwrap(), expected, "{a} {b}");
         }
+    }
+
+    #[test]
+    fn missing_steps_are_differences() {
+        let node = |name: &str, steps: &[serde_json::Value]| serde_json::json!({"name": name, "status": "success", "started_ms": 0, "duration_ms": 0, "steps": steps});
+        let inner = node("inner", &[]);
+        let [first, second]: [StepNode; 2] = [node("list", &[inner.clone(), inner.clone()]), node("list", &[inner])]
+            .map(|tree| serde_json::from_value(tree).unwrap());
+        let mut differences = Vec::new();
+        compare_outputs("", &first, &first, &mut differences);
+        assert!(differences.is_empty(), "{differences:?}");
+        compare_outputs("", &first, &second, &mut differences);
+        assert_eq!(differences, ["step list has 2 inner steps in the first run, and 1 in the second"]);
     }
 
     #[test]

@@ -22,7 +22,15 @@ pub(crate) enum StepCommandError {
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     #[error(transparent)]
-    Registry(#[from] RegistryError),
+    Registry(RegistryError),
+    #[error(
+        "access denied; run `docker login {registry}`, or set DOCKER_AUTH_CONFIG to credentials that may access the repository"
+    )]
+    Refused {
+        /// Name of the registry.
+        registry: String,
+        source: RegistryError,
+    },
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
     #[error(transparent)]
@@ -45,6 +53,15 @@ pub(crate) enum StepCommandError {
     File { path: PathBuf, source: std::io::Error },
     #[error("{0}")]
     Usage(String),
+}
+
+impl From<RegistryError> for StepCommandError {
+    fn from(error: RegistryError) -> Self {
+        match error {
+            RegistryError::Refused { ref registry, .. } => Self::Refused { registry: registry.clone(), source: error },
+            error => Self::Registry(error),
+        }
+    }
 }
 
 impl StepCommandError {

@@ -11,7 +11,7 @@ use reqwest::{Body, Response};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use super::redirect::{MAX_REDIRECTS, may_follow, target};
+use super::redirect::{MAX_REDIRECTS, coordinator_url, may_follow, target};
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
@@ -105,14 +105,11 @@ impl Client {
         }
     }
 
-    /// Returns scheme and host of a redirect that may receive the token. The body is consumed, so only the caller can
-    /// follow the redirect.
+    /// Returns the URL of the coordinator from a redirect that may receive the token. The body is consumed, so only the
+    /// caller can follow the redirect.
     fn redirect_base(&self, response: &Response) -> Option<Url> {
-        let mut to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
-        to.set_path("/");
-        to.set_query(None);
-        to.set_fragment(None);
-        Some(to)
+        let to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
+        Some(coordinator_url(to))
     }
 
     /// Downloads the archive of `job` with the token of a job that depends on it (`GET /jobs/:id/artifacts`).

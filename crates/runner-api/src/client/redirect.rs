@@ -59,8 +59,21 @@ pub(super) fn refused(response: &Response) -> Option<String> {
 
 /// Returns the URL as a user would configure it. The other parts of the URL may be secret.
 fn configured_url(url: &Url) -> String {
-    let prefix = url.path().split_once(API).map_or("", |(prefix, _)| prefix);
-    format!("{}{prefix}", url.origin().ascii_serialization())
+    format!("{}{}", url.origin().ascii_serialization(), path_prefix(url))
+}
+
+/// Returns the URL of the coordinator whose API `url` is part of.
+pub(super) fn coordinator_url(mut url: Url) -> Url {
+    let prefix = path_prefix(&url).to_owned();
+    url.set_path(&prefix);
+    url.set_query(None);
+    url.set_fragment(None);
+    url
+}
+
+/// Returns the part of the path before that of the API. A coordinator may be below a path of its host.
+fn path_prefix(url: &Url) -> &str {
+    url.path().split_once(API).map_or("", |(prefix, _)| prefix)
 }
 
 #[cfg(test)]
@@ -93,7 +106,9 @@ mod tests {
             ("https://g.example:81/gitlab/api/v4/runners/verify?token=x", "https://g.example:81/gitlab"),
             ("https://store.example/secret/path?signature=x", "https://store.example"),
         ] {
-            assert_eq!(configured_url(&Url::parse(url).unwrap()), shown);
+            let url = Url::parse(url).unwrap();
+            assert_eq!(configured_url(&url), shown);
+            assert_eq!(coordinator_url(url), Url::parse(shown).unwrap());
         }
     }
 }

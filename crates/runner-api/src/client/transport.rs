@@ -12,7 +12,7 @@ use muster_job::error_chain;
 use parking_lot::Mutex;
 use url::Url;
 
-use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, is_loopback, redirect, user_agent};
+use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, redirect, user_agent};
 
 /// Maximum age of a connection for reuse (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -127,7 +127,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Clie
     if age == ConnectionAge::NoReuse {
         http = http.pool_max_idle_per_host(0);
     }
-    if is_loopback(base) {
+    if base.host_str().is_some_and(muster_job::is_loopback) {
         // `muster ci` calls its own process: a proxy cannot help, and reading the certificates would take longer than
         // the job.
         http = http.no_proxy();

@@ -21,6 +21,17 @@ use crate::style;
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 pub(super) const MAX_ATTEMPTS: u32 = 10;
 
+/// Returns the setting that limits the time of a step in addition to the timeout of the job, as the end of a sentence. Empty if there is
+/// none.
+fn timeout_setting(step: &str) -> &'static str {
+    match step {
+        "after_script" => ", or RUNNER_AFTER_SCRIPT_TIMEOUT",
+        "get_sources" | "git_mirror" => ", or `get_sources_timeout` of the runner",
+        _ if step.starts_with("step_") => ", or RUNNER_SCRIPT_TIMEOUT",
+        _ => "",
+    }
+}
+
 impl<J: Job> Engine<J> {
     /// Runs a step in its section of the log. Also returns the number of attempts.
     pub(super) async fn run_in_section(
@@ -38,9 +49,9 @@ impl<J: Job> Engine<J> {
         // If the step is a group, its steps have already printed the warning.
         if timed_out && !step.has_inner_steps() {
             self.print(&style::warning(&format!(
-                "{} could not run to completion because the timeout was exceeded. \
-                 Raise the job's `timeout`, or RUNNER_SCRIPT_TIMEOUT and RUNNER_AFTER_SCRIPT_TIMEOUT.",
-                step.name
+                "{} could not run to completion because the timeout was exceeded. Raise the job's `timeout`{}.",
+                step.name,
+                timeout_setting(&step.name)
             )));
         }
         // The section of a delegating step has ended before its steps.

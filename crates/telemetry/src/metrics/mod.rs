@@ -105,7 +105,7 @@ impl Metrics {
         let mut set = MetricSet::new(&registry, &[]);
         set.register(log.errors().clone());
         let version = set.gauges(&names::VERSION);
-        let (os, architecture) = (std::env::consts::OS, go_architecture());
+        let (os, architecture) = (muster_job::go_os(), muster_job::go_architecture());
         let &Build { name, version: number, revision, branch, built_at } = build;
         // Queries may expect the label `go_version`, although this program contains no Go.
         version.with_label_values(&[name, number, revision, branch, "none", built_at, os, architecture]).set(1);
@@ -261,14 +261,5 @@ impl Entries {
         self.by_labels.retain(|_, entry| Arc::get_mut(entry).map(EntryMetrics::unregister).is_none());
         self.by_token.retain(|_, token| Arc::get_mut(token).map(TokenMetrics::unregister).is_none());
         self.by_name.retain(|_, name| Arc::get_mut(name).map(NameMetrics::unregister).is_none());
-    }
-}
-
-/// Returns the architecture's name in Go, which dashboards expect.
-fn go_architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
     }
 }

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use bollard::Docker;
 use bollard::errors::Error as ApiError;
 use muster_agent_api::builtin::DockerEngine;
-use muster_job::error_chain;
+use muster_job::{error_chain, go_architecture};
 use muster_steps::failure::Failure;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -62,7 +62,7 @@ pub(crate) enum EngineError {
     #[error(
         "the Docker engine at {location} runs on {architecture}, and this agent is for {}; use an engine with this architecture, or \
          run the manager on a machine with the architecture of the engine",
-        own_architecture()
+        go_architecture()
     )]
     Architecture { location: String, architecture: String },
 }
@@ -111,18 +111,9 @@ fn check_platform(location: String, os: Option<String>, architecture: Option<Str
     if let Some(os) = os.filter(|os| os != "linux") {
         return Err(EngineError::OperatingSystem { location, os });
     }
-    match architecture.filter(|name| !name.is_empty() && name != own_architecture()) {
+    match architecture.filter(|name| !name.is_empty() && name != go_architecture()) {
         Some(architecture) => Err(EngineError::Architecture { location, architecture }),
         None => Ok(()),
-    }
-}
-
-/// Returns the architecture of this agent, as engines name it.
-fn own_architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Platforms of images: `os[/architecture[/variant]]`.
 
+use muster_job::go_architecture_of;
+
 /// Operating systems for which images exist.
 const SYSTEMS: [&str; 3] = ["linux", "windows", "freebsd"];
 
@@ -38,9 +40,8 @@ impl Platform {
         };
         let architecture = architecture.to_ascii_lowercase();
         let architecture = match architecture.as_str() {
-            "x86_64" | "x86-64" => "amd64".to_owned(),
-            "aarch64" => "arm64".to_owned(),
-            _ => architecture,
+            "x86-64" => "amd64".to_owned(),
+            name => go_architecture_of(name).to_owned(),
         };
         Ok(Self { os: os.to_ascii_lowercase(), architecture, variant: variant.to_ascii_lowercase() })
     }

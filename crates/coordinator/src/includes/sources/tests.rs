@@ -197,7 +197,18 @@ fn files_that_cannot_be_read_are_not_reported_as_missing() {
     ] {
         let error = sources.read(&target).unwrap_err();
         let expected = format!("failed to read `{}`: ", directory.join("loop.yml").display());
-        assert!(matches!(&error, SourceError::Unreachable(text) if text.starts_with(&expected)), "{target:?}: {error}");
+        assert!(matches!(&error, SourceError::Unreadable(text) if text.starts_with(&expected)), "{target:?}: {error}");
+    }
+}
+
+#[test]
+fn name_that_no_file_can_have_is_not_found() {
+    let (fixture, runtime) = (Fixture::new(), runtime());
+    let config = IncludeConfig { templates: Some(fixture.path("store")), ..IncludeConfig::default() };
+    let sources = fixture.sources(config, &runtime);
+    for name in ["x".repeat(300), "a/".repeat(4000) + "b", "a\0b".to_owned()] {
+        let read = sources.read(&IncludeTarget::Template { name });
+        assert!(matches!(read, Err(SourceError::NotFound(_))), "{read:?}");
     }
 }
 

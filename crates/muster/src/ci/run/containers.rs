@@ -47,13 +47,13 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
         }
         Executor::Docker => {
             if let (Some(first), None) = (jobs.without_image.first(), &args.image) {
-                return Err(CiError::Usage(format!(
+                return Err(CiError::Failed(format!(
                     "job `{first}` has no `image:`; add one to the job, or set the image of such jobs with `--image`"
                 )));
             }
             let found = find_engine().await;
             let engine = found.map_err(|error| {
-                CiError::Usage(format!(
+                CiError::Failed(format!(
                     "{error}; start an engine, set DOCKER_HOST, or use `--executor host` to run jobs directly on this machine"
                 ))
             })?;

@@ -40,7 +40,8 @@ use super::error::{CiError, ExitStatus};
 use super::prepare::{Prepared, Purpose, Target, locate, prepare};
 use super::record::RunRecord;
 use super::select::select;
-use super::state::{Run, probe_space, remove_all};
+use super::state::{Run, probe_space};
+use super::trash::remove_all;
 use super::ui;
 use containers::Containers;
 pub(crate) use descendants::adopt_orphans;
@@ -174,7 +175,7 @@ async fn prepare_run(
             ui::note(&format!("no pipeline for this event: {reason}"));
             return Ok(None);
         }
-        return Err(CiError::Usage(format!("failed to run the jobs: no pipeline for this event: {reason}")));
+        return Err(CiError::Failed(format!("failed to run the jobs: no pipeline for this event: {reason}")));
     };
     if args.keep {
         separate_workspaces(&mut prepared);

@@ -72,7 +72,7 @@ pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
 }
 
-/// Returns the resource usage of a job. `None` if the manager sent no tree.
+/// Returns the resource usage of a job. `None` if the manager sent no tree, or no process of the job was measured.
 pub(in super::super) fn usage_of(job: &JobView) -> Option<ResourceUsage> {
     ResourceUsage::from_tree(job.result_tree.as_ref()?)
 }

@@ -161,7 +161,7 @@ fn restart_limit_error(options: &ManagerOptions, exit_status: &str) -> CiError {
         return CiError::no_storage(&options.state_dir, problem);
     }
     let log = last_lines(&options.log);
-    CiError::Usage(format!(
+    CiError::Failed(format!(
         "the manager exited {MAX_FAILED_STARTS} times without progress ({exit_status}); something kills it (a job, or the kernel because of \
              low memory), or this is a bug in Muster. The end of its log `{}`:\n{log}",
         options.log.display()

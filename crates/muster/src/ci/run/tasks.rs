@@ -43,9 +43,11 @@ impl Tasks {
         };
         self.manager = None;
         Err(match result {
-            Ok(Ok(())) => CiError::Usage("the manager exited unexpectedly".to_owned()),
+            Ok(Ok(())) => {
+                CiError::Failed("the manager exited unexpectedly; this is a bug in Muster, please report it".to_owned())
+            }
             Ok(Err(error)) => error,
-            Err(error) => CiError::Usage(format!("failed to supervise the manager: {error}")),
+            Err(error) => CiError::Failed(format!("failed to supervise the manager: {error}")),
         })
     }
 

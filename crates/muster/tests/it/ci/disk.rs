@@ -1,6 +1,7 @@
 //! A full disk ends the run quickly with a remedy. Nothing hangs, and no process remains.
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{CommandOutput, Project};
@@ -66,8 +67,31 @@ fn clean_continues_after_errors_and_reports_them() {
     let output = CommandOutput::from(command.output().unwrap()).code(2);
     output.prints("deleted ").warns("a-stuck`: ").warns("one entry of the state directory");
     assert!(!output.err.contains("free some space"), "{output:#?}");
-    let remaining: Vec<_> =
-        std::fs::read_dir(state.join("runs/1")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(remaining, [stuck], "the rest of run 1 was deleted");
-    assert!(!state.join("runs/2").exists());
+    let content = |directory: &std::path::Path| -> Vec<_> {
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let in_trash = content(&state.join("trash"));
+    assert_eq!(in_trash.len(), 1, "{in_trash:?}");
+    assert_eq!(content(&in_trash[0]), [in_trash[0].join("a-stuck")], "the rest of run 1 was deleted");
+    assert!(content(&state.join("runs")).is_empty());
+    // The mount ended with the namespace of the command.
+    project.ci(&["clean"]).code(0);
+    assert!(content(&state.join("trash")).is_empty());
+}
+
+#[test]
+fn run_that_waits_for_the_lock_of_the_repository_reports_it() {
+    let project = Project::new("a: {script: ['true']}\n");
+    project.ci(&[]).code(0);
+    let projects = project.home().join("state/muster/projects");
+    let path = std::fs::read_dir(projects).unwrap().next().unwrap().unwrap().path().join("lock");
+    let lock = std::fs::File::open(&path).unwrap();
+    lock.lock().unwrap();
+    let mut child = project.command(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut messages = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let message = messages.next().unwrap();
+    assert!(message.contains("waiting for another `muster ci`"), "{message}");
+    assert!(message.contains(path.to_str().unwrap()), "{message}");
+    drop(lock);
+    assert!(child.wait_with_output().unwrap().status.success());
 }

@@ -238,3 +238,13 @@ fn c241_include_stub_skips_unavailable_includes() {
     assert_eq!((jobs[0].get("lacks_parts"), &jobs[1]["lacks_parts"]), (None, &serde_json::json!(true)));
     project.ci(&["run", "--include-stub"]).code(2).warns("unexpected argument");
 }
+
+#[test]
+fn include_stub_does_not_skip_local_files_that_cannot_be_read() {
+    let project = Project::new("include: [{project: group/lib, file: loop.yml}]\na: {script: ['true']}\n");
+    let library = project.home().join("lib");
+    std::fs::create_dir_all(&library).unwrap();
+    std::os::unix::fs::symlink("loop.yml", library.join("loop.yml")).unwrap();
+    project.configure(&format!("[projects]\n\"group/lib\" = \"{}\"\n", library.display()));
+    project.ci(&["list", "--include-stub"]).code(2).warns("failed to read").warns("loop.yml");
+}

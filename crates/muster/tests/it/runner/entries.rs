@@ -90,7 +90,7 @@ async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
     assert!(!result.stderr.contains("is valid"), "variables select nothing: {}", result.stderr);
     harness.run("verify", &["-t", RUNNER_TOKEN, "-u", "*"]).check(0, &["is valid"]);
     harness.run("verify", &["-t", RUNNER_TOKEN, "-u", "http://other"]).check(1, &["no runner matches"]);
-    harness.run("verify", &["-u", "URL"]).check(1, &["no runner matches --url alone; add --token"]);
+    harness.run("verify", &["-u", "URL"]).check(1, &["--url selects a runner only together with --token; add --token"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
