@@ -162,7 +162,7 @@ impl<'a> CaseRunner<'a> {
 
     /// Returns whether the runner still uses the slot of a job whose result it has reported.
     fn has_open(&self, id: JobId) -> bool {
-        self.agent_has(id) || self.gitlab_runner_lists(id)
+        self.agent_has(id) || self.lists(id)
     }
 
     /// Returns whether Muster's agent still has a job. gitlab-runner has no agent.
@@ -171,8 +171,8 @@ impl<'a> CaseRunner<'a> {
         entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&format!("{id}-")))
     }
 
-    /// Returns whether gitlab-runner still lists a job, according to its log. Muster's log has no such lines.
-    fn gitlab_runner_lists(&self, id: JobId) -> bool {
+    /// Returns whether the runner still lists a job, according to its log. The log of gitlab-runner has escape sequences.
+    fn lists(&self, id: JobId) -> bool {
         let log = self.log().replace("\x1b[0;m", "");
         let field = format!(" job={id} ");
         let logged = |event: &str| log.lines().any(|line| line.starts_with(event) && line.contains(&field));
