@@ -225,7 +225,7 @@ async fn published_driver_runs_a_job_in_its_machine() {
             "[INFO] VM 'grtd-project-5-1-0' is running",
             "[get_sources][INFO] Establishing SSH conntection to 'root@127.0.0.1'",
             "[build_script][INFO] Establishing SSH",
-            "\nin /opt/builds/group/project beside builds cache temp \n",
+            "\nin /opt/builds/group/project beside builds cache temp\n",
             "\ncontent of the file\n",
             "[after_script][INFO] Establishing SSH",
             "\nkept success\n",
