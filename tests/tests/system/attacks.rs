@@ -5,8 +5,8 @@
 //! before it is blocked.
 
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use muster_job::{JobId, JobStatus};
@@ -28,10 +28,10 @@ const METADATA: &str = "169.254.169.254";
 const METADATA_IPV6: &str = "fd00:ec2::254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
 
-/// Connects to a socket, sends a request to it, and prints the answer. The arguments of this program are the paths of sockets.
+/// Connects to a socket, sends a request to it, and prints the answer. The argument of this program is the path of the socket.
 ///
 /// The number 1 is both the family of these sockets and their type. Every Debian machine has perl.
-const CONNECT: &str = r#"for (@ARGV) { socket(S, 1, 1, 0); connect(S, pack("Sa108", 1, $_)) or next; print "connected to $_\n"; syswrite(S, "GET /_ping HTTP/1.0\r\n\r\n"); print while <S> }"#;
+const CONNECT: &str = r#"$SIG{PIPE} = "IGNORE"; socket(S, 1, 1, 0); connect(S, pack("Sa108", 1, $ARGV[0])) or die "no connection: $!\n"; syswrite(S, "GET /_ping HTTP/1.0\r\n\r\n"); sysread(S, $answer, 4096) or die "no answer\n"; print "answer: $answer"; print while <S>"#;
 
 /// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that contain it.
 ///
@@ -143,7 +143,7 @@ async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
     assert!(wait_until(|| harness.log().contains("C050")).await, "{}", harness.log());
     let connect = format!("perl -e '{CONNECT}' /run/docker.sock");
     let text = run(&harness, 2, &[&connect], &json!({})).await.text();
-    assert!(text.contains("connected to /run/docker.sock\n") && text.contains("\nOK"), "{text}");
+    assert!(text.contains("answer: HTTP/1.0 200 OK\r\n") && text.contains("\nOK"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,21 +166,17 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
         )
     };
     let mut harness = Harness::configured_for_user(2, JOB_USER, write).await;
+    // The first job starts the agent.
+    run(&harness, 9, &["echo started"], &json!({})).await;
     let pids: Vec<String> = harness.process_ids().iter().map(ToString::to_string).collect();
     let home = harness.home.path().display().to_string();
-    let sockets = || {
-        let entries = std::fs::read_dir(harness.path("state")).into_iter().flatten().map(|entry| entry.unwrap().path());
-        let is_socket = |path: &PathBuf| path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
-        entries.filter(is_socket).map(|path| path.display().to_string()).collect::<Vec<_>>()
-    };
-    assert!(wait_until(|| sockets().iter().any(|path| path.ends_with("/agent.sock"))).await, "{:?}", sockets());
-    let sockets = sockets();
-    // The same program connects to the socket if it has the rights of the manager.
-    let connect = Command::new("perl").args(["-e", CONNECT]).args(&sockets).output().unwrap();
-    assert!(String::from_utf8_lossy(&connect.stdout).contains("/agent.sock\n"), "{connect:?}");
-    let sockets = sockets.join(" ");
+    let socket = harness.path(&format!("state/agent-{JOB_USER}/agent.sock"));
+    // The agent answers the manager's user.
+    let connect = Command::new("perl").args(["-e", CONNECT]).arg(&socket).output().unwrap();
+    assert!(String::from_utf8_lossy(&connect.stdout).starts_with("answer: "), "{connect:?}");
+    let socket = socket.display();
     let script = format!(
-        "set +e; id -un\nperl -e '{CONNECT}' {sockets}\nfor file in {home}/config.toml {home}/state/state.log {home}/manager.log; do cat \"$file\" && echo \"read $file\"; done 2>/dev/null\n\
+        "set +e; id -un\nperl -e '{CONNECT}' {socket}\nfor file in {home}/config.toml {home}/state/state.log; do cat \"$file\" && echo \"read $file\"; done 2>/dev/null\n\
          ls {home}/state 2>/dev/null && echo \"listed the state\"\n\
          for pid in {} $(pgrep -f 'runner run'); do\n\
          for file in environ mem maps; do head -c 16 /proc/$pid/$file > /tmp/attack-$$ 2>/dev/null; [ ! -s /tmp/attack-$$ ] || echo \"read /proc/$pid/$file\"; done\n\
@@ -193,7 +189,7 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
     let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
     assert!(output.contains(JOB_USER) && output.contains("attack ended"), "{text}");
     assert!(!pids.is_empty());
-    for word in ["read ", "listed ", "may signal", "connected to", RUNNER_TOKEN] {
+    for word in ["read ", "listed ", "may signal", "answer: ", RUNNER_TOKEN] {
         assert!(!output.contains(word), "{word}: {output}");
     }
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
