@@ -107,12 +107,16 @@ impl Harness {
         Self::configured_with_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
     }
 
-    /// Starts an environment like [`Self::configured`] whose jobs run as another user. Requires root.
+    /// Starts an environment like [`Self::configured`] whose jobs run as another user, who owns the directories `builds` and `cache`.
+    /// Requires root.
     pub async fn configured_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
         let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
         // The user must be able to reach the directories of jobs in this directory.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         std::fs::set_permissions(harness.home.path(), permissions).unwrap();
+        let directories = ["builds", "cache"].map(|name| harness.path(name));
+        directories.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
+        assert!(Command::new("chown").arg(user).args(directories).status().unwrap().success());
         harness.job_user = Some(user.to_owned());
         harness.start_configured(write);
         harness

@@ -92,11 +92,18 @@ impl ConnectionTracker {
         }
     }
 
-    /// Accepts connections indefinitely.
-    pub(crate) fn accept(self: Arc<Self>, listener: UnixListener) -> impl Stream<Item = io::Result<TrackedConnection>> {
-        futures::stream::unfold((self, listener), |(tracker, listener)| async move {
+    /// Accepts connections indefinitely. If `only_user` is set, those of other users are closed.
+    pub(crate) fn accept(
+        self: Arc<Self>,
+        listener: UnixListener,
+        only_user: Option<u32>,
+    ) -> impl Stream<Item = io::Result<TrackedConnection>> {
+        futures::stream::unfold((self, listener), move |(tracker, listener)| async move {
             loop {
                 match listener.accept().await {
+                    Ok((stream, _)) if only_user.is_some_and(|user| !is_of(&stream, user)) => {
+                        tracing::warn!("connection of another user closed");
+                    }
                     Ok((stream, _)) => {
                         if let Some(connection) = tracker.admit(stream) {
                             return Some((Ok(connection), (tracker, listener)));
@@ -111,6 +118,11 @@ impl ConnectionTracker {
             }
         })
     }
+}
+
+/// Returns whether the process at the other end of a connection runs as this user.
+fn is_of(stream: &UnixStream, user: u32) -> bool {
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == user)
 }
 
 /// An open connection that is counted until it is dropped.

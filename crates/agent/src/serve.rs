@@ -46,6 +46,8 @@ const MAX_SOCKET_PATH_BYTES: usize = 107;
 pub struct Options {
     /// Socket to listen on. If its directory does not exist, it is created for this user only.
     pub socket: PathBuf,
+    /// ID of the only user whose processes may connect. `None` means that each process that can reach the socket may connect.
+    pub only_user: Option<u32>,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
     /// ID of the process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
@@ -156,7 +158,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         .add_service(AgentServer::new(service.clone()))
         .add_service(DebuggerServer::new(service))
         .serve_with_incoming_shutdown(
-            Box::pin(Arc::clone(&connections).accept(listener)),
+            Box::pin(Arc::clone(&connections).accept(listener, options.only_user)),
             closed.clone().cancelled_owned(),
         );
     let end = async {

@@ -14,6 +14,10 @@ use crate::http::{Transport, retries};
 use crate::{CacheStoreError, SignedUpload, UploadOptions, metadata, object_path, owned, sign};
 
 const DEFAULT_DOMAIN: &str = "googleapis.com";
+/// Environment variable with the address of a server that replaces Google's, as for Google's own libraries.
+const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
+/// Environment variable with the path of the credentials, as for Google's own libraries.
+const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 /// Characters that are escaped in the path of a URL.
 const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
@@ -22,17 +26,25 @@ const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_'
 pub(crate) struct Gcs(GoogleCloudStorage);
 
 impl Gcs {
-    pub(crate) fn open(settings: &GcsSettings) -> Result<Self, CacheStoreError> {
-        let domain = settings.domain.as_deref().unwrap_or(DEFAULT_DOMAIN);
+    /// Returns the bucket. `variable` returns the value of an environment variable, if it is set and not empty.
+    pub(crate) fn open(
+        settings: &GcsSettings,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, CacheStoreError> {
+        let url = match variable(EMULATOR) {
+            Some(url) if url.contains("://") => url,
+            Some(address) => format!("http://{address}"),
+            None => format!("https://storage.{}", settings.domain.as_deref().unwrap_or(DEFAULT_DOMAIN)),
+        };
         let builder = GoogleCloudStorageBuilder::new()
             .with_http_connector(Transport::new()?)
             .with_retry(retries())
             .with_bucket_name(&settings.bucket)
-            .with_base_url(&format!("https://storage.{domain}"));
+            .with_base_url(url.trim_end_matches('/'));
         let builder = match &settings.credentials {
-            GcsCredentials::Default => match std::env::var("GOOGLE_APPLICATION_CREDENTIALS") {
-                Ok(path) if !path.is_empty() => builder.with_application_credentials(path),
-                _ => builder,
+            GcsCredentials::Default => match variable(CREDENTIALS) {
+                Some(path) => builder.with_application_credentials(path),
+                None => builder,
             },
             GcsCredentials::File(path) => builder.with_service_account_path(path.to_string_lossy()),
             GcsCredentials::Key { account, private_key } => {

@@ -124,7 +124,7 @@ impl CacheStore {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let kind = match settings {
             CacheStoreSettings::S3(settings) => Kind::S3(s3::S3::open(settings, &variable).await?),
-            CacheStoreSettings::Gcs(settings) => Kind::Gcs(gcs::Gcs::open(settings)?),
+            CacheStoreSettings::Gcs(settings) => Kind::Gcs(gcs::Gcs::open(settings, &variable)?),
             CacheStoreSettings::Azure(settings) => Kind::Azure(Box::new(azure::Azure::open(settings)?)),
         };
         Ok(Self { kind, http: Transport::new()? })

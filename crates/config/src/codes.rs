@@ -3,8 +3,8 @@
 //! A code is the number of a check. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers
 //! C001 to C250.
 //!
-//! Most codes from C001 to C110 stand for common mistakes with gitlab-runner. C000, C006, C008, C009, C019, C057, C084 to C088, C111 and
-//! C112 stand for problems that only Muster reports. Some codes have no check:
+//! Most codes from C001 to C110 stand for common mistakes with gitlab-runner. C000, C006, C008, C009, C019, C057, C084 to C088, and C111 to
+//! C113 stand for problems that only Muster reports. Some codes have no check:
 //!
 //! - C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs of an instance share one session.
 //! - C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
@@ -126,6 +126,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C110", Warning, "Many runners export metrics of each job stage"),
     ("C111", Error, "Invalid step of the operator, or invalid step policy"),
     ("C112", Error, "Jobs of a public runner share machines"),
+    ("C113", Warning, "Addresses that Muster cannot block, such as those of metadata services"),
 ];
 
 /// Returns the default severity of a code.

@@ -122,7 +122,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         feature_flags: feature_flags(table).collect(),
         on_instances: super::autoscaler::on_instances(table, &entry.executor),
         shares_machines_in_public: super::checks::refusal(entry).is_some(),
-        docker: table.table("docker").map(|docker| Box::new(super::docker::read(docker).0)),
+        docker: table.table("docker").map(|docker| Box::new(super::docker::read(docker, entry.is_public()).0)),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
         custom: super::custom::read(table).map(Box::new),
         ssh: super::ssh::read(table).map(Arc::new),

@@ -42,6 +42,13 @@ pub struct Runner {
 }
 
 /// The URL may contain credentials, and the names of unset variables a part of the token, so neither is printed.
+impl Runner {
+    /// Returns whether people who do not trust each other use the runner (key `public`).
+    pub(super) fn is_public(&self) -> bool {
+        self.table.bool("public") == Some(true)
+    }
+}
+
 impl fmt::Debug for Runner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Runner");

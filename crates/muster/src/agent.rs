@@ -60,6 +60,9 @@ pub(crate) struct ServeArgs {
     /// Seconds after which an agent without connections, running jobs and unfetched results exits. Defaults to never.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     idle_timeout: Option<u64>,
+    /// ID of the only user whose processes may connect. By default, every process that can reach the socket may connect.
+    #[arg(long, value_name = "UID")]
+    only_user: Option<u32>,
     /// Maximum number of open files for each process of a job. Defaults to the limit of this process at its start.
     #[arg(long, value_name = "NUMBER")]
     job_nofile_limit: Option<u64>,
@@ -215,6 +218,7 @@ fn serve(args: ServeArgs) -> ExitCode {
             spool: args.spool,
             exit_with_pid: args.exit_with_pid,
             ready: Some(ready),
+            only_user: args.only_user,
             retention: RETENTION,
             spool_limit: args.spool_limit << 20,
             boot_id: muster_agent::boot_id(),

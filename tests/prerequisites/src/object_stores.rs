@@ -1,7 +1,8 @@
 //! Starts servers of object stores. `scripts/test` installs them.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -15,6 +16,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 pub const AZURITE_ACCOUNT: &str = "muster";
 /// Key of [`AZURITE_ACCOUNT`].
 pub const AZURITE_KEY: &str = "bXVzdGVy";
+/// Bucket of [`fake_gcs`].
+pub const GCS_BUCKET: &str = "caches";
 
 /// A running server. It is killed when it is dropped.
 #[derive(Debug)]
@@ -26,7 +29,12 @@ pub struct Server {
 
 impl Server {
     /// Starts a program that prints its address.
-    fn start(mut command: Command) -> Self {
+    fn start(command: Command) -> Self {
+        Self::start_with(command, |_, line| address(line))
+    }
+
+    /// Starts a program. `find_address` returns its address, from its process ID and a line that it has printed.
+    fn start_with(mut command: Command, find_address: impl Fn(u32, &str) -> Option<String>) -> Self {
         let name = format!("{command:?}");
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -50,7 +58,7 @@ impl Server {
         while server.address.is_empty() {
             let line = printed.recv_timeout(START_TIMEOUT);
             let line = line.unwrap_or_else(|_| panic!("{name} does not print its address: {log}"));
-            server.address = address(&line).unwrap_or_default();
+            server.address = find_address(server.child.id(), &line).unwrap_or_default();
             log.push_str(&line);
             log.push('\n');
         }
@@ -81,6 +89,20 @@ fn address(line: &str) -> Option<String> {
     let after = line.split_once("127.0.0.1:")?.1;
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();
     (!port.is_empty() && port != "0").then(|| format!("127.0.0.1:{port}"))
+}
+
+/// Returns the address at which a process listens on the loopback interface. `None` if it does not listen there.
+fn listening_address(pid: u32) -> Option<String> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let sockets: Vec<_> = files.filter_map(|file| std::fs::read_link(file.path()).ok()).collect();
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).ok()?;
+    table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, local, _, state, _, _, _, _, _, inode, ..] = fields.as_slice() else { return None };
+        let is_listening = *state == "0A" && sockets.contains(&format!("socket:[{inode}]").into());
+        let port = u16::from_str_radix(local.split_once(':')?.1, 16).ok()?;
+        is_listening.then(|| format!("127.0.0.1:{port}"))
+    })
 }
 
 fn command(program: impl AsRef<OsStr>) -> Command {
@@ -115,4 +137,43 @@ pub fn azurite() -> Option<Server> {
     command.args(["--blobPort", "0", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]);
     command.env("AZURITE_ACCOUNTS", format!("{AZURITE_ACCOUNT}:{AZURITE_KEY}"));
     Some(Server::start(command))
+}
+
+/// Starts fake-gcs-server, an emulator of Google Cloud Storage, which does not verify signatures. It has [`GCS_BUCKET`].
+///
+/// # Panics
+/// The server does not start, or has no bucket.
+#[track_caller]
+#[must_use]
+#[expect(clippy::expect_used, reason = "a test fails if its server does not start")]
+pub fn fake_gcs() -> Option<Server> {
+    let mut command =
+        command(variable("MUSTER_TEST_FAKE_GCS", "fake-gcs-server, an emulator of Google Cloud Storage")?);
+    let data = tempfile::tempdir().expect("failed to create a directory for the server");
+    // The server creates a bucket for each directory when it starts.
+    std::fs::create_dir(data.path().join(GCS_BUCKET)).expect("failed to create the bucket's directory");
+    command
+        .args(["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", "0", "-data"])
+        .arg(data.path());
+    // The server prints the port 0 instead of the one that the system has chosen.
+    let server =
+        Server::start_with(command, |pid, line| line.contains("server started").then(|| listening_address(pid))?);
+    // The server reads paths as Google does only on its public host.
+    let body = format!(r#"{{"publicHost": "{}"}}"#, server.address);
+    let answer = call(&server.address, "PUT", "/_internal/config", &body).expect("the server does not answer");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    Some(server)
+}
+
+/// Sends a request, and returns the whole answer.
+fn call(address: &str, method: &str, path: &str, body: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }

@@ -6,6 +6,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use muster_job::{JobId, JobStatus};
@@ -26,6 +27,11 @@ const METADATA: &str = "169.254.169.254";
 /// IPv6 address of the metadata service of AWS.
 const METADATA_IPV6: &str = "fd00:ec2::254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
+
+/// Connects to a socket, sends a request to it, and prints the answer. The argument of this program is the path of the socket.
+///
+/// The number 1 is both the family of these sockets and their type. Every Debian machine has perl.
+const CONNECT: &str = r#"$SIG{PIPE} = "IGNORE"; socket(S, 1, 1, 0); connect(S, pack("Sa108", 1, $ARGV[0])) or die "no connection: $!\n"; syswrite(S, "GET /_ping HTTP/1.0\r\n\r\n"); sysread(S, $answer, 4096) or die "no answer\n"; print "answer: $answer"; print while <S>"#;
 
 /// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that contain it.
 ///
@@ -125,6 +131,19 @@ async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
     // The only socket is that of the agent in this container, which serves only this job.
     let sockets: Vec<_> = output.lines().filter_map(|line| line.strip_prefix("socket ")).collect();
     assert!(sockets.iter().all(|socket| socket.starts_with("/.muster-r")), "{sockets:?}");
+    // If the socket of the engine is configured as a volume, jobs can use it. The other volumes have the program that connects to it.
+    let engine_socket = &paths[2];
+    let programs: Vec<String> =
+        ["/usr", "/lib", "/lib64"].map(str::to_owned).into_iter().filter(|path| Path::new(path).exists()).collect();
+    let programs = programs.iter().map(|path| format!("\"{path}:{path}:ro\"")).collect::<Vec<_>>().join(", ");
+    harness.replace_in_config(
+        "pull_policy",
+        &format!("volumes = [\"{engine_socket}:/run/docker.sock\", {programs}]\n    pull_policy"),
+    );
+    assert!(wait_until(|| harness.log().contains("C050")).await, "{}", harness.log());
+    let connect = format!("perl -e '{CONNECT}' /run/docker.sock");
+    let text = run(&harness, 2, &[&connect], &json!({})).await.text();
+    assert!(text.contains("answer: HTTP/1.0 200 OK\r\n") && text.contains("\nOK"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,10 +166,17 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
         )
     };
     let mut harness = Harness::configured_for_user(2, JOB_USER, write).await;
+    // The first job starts the agent.
+    run(&harness, 9, &["echo started"], &json!({})).await;
     let pids: Vec<String> = harness.process_ids().iter().map(ToString::to_string).collect();
     let home = harness.home.path().display().to_string();
+    let socket = harness.path(&format!("state/agent-{JOB_USER}/agent.sock"));
+    // The agent answers the manager's user.
+    let connect = Command::new("perl").args(["-e", CONNECT]).arg(&socket).output().unwrap();
+    assert!(String::from_utf8_lossy(&connect.stdout).starts_with("answer: "), "{connect:?}");
+    let socket = socket.display();
     let script = format!(
-        "set +e; id -un\nfor file in {home}/config.toml {home}/state/state.log {home}/manager.log; do cat \"$file\" && echo \"read $file\"; done 2>/dev/null\n\
+        "set +e; id -un\nperl -e '{CONNECT}' {socket}\nfor file in {home}/config.toml {home}/state/state.log; do cat \"$file\" && echo \"read $file\"; done 2>/dev/null\n\
          ls {home}/state 2>/dev/null && echo \"listed the state\"\n\
          for pid in {} $(pgrep -f 'runner run'); do\n\
          for file in environ mem maps; do head -c 16 /proc/$pid/$file > /tmp/attack-$$ 2>/dev/null; [ ! -s /tmp/attack-$$ ] || echo \"read /proc/$pid/$file\"; done\n\
@@ -163,7 +189,7 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
     let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
     assert!(output.contains(JOB_USER) && output.contains("attack ended"), "{text}");
     assert!(!pids.is_empty());
-    for word in ["read ", "listed ", "may signal", RUNNER_TOKEN] {
+    for word in ["read ", "listed ", "may signal", "answer: ", RUNNER_TOKEN] {
         assert!(!output.contains(word), "{word}: {output}");
     }
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
@@ -221,7 +247,7 @@ ip -6 route del unreachable fd00:ec2::254 metric 1 2>/dev/null
 for address in 169.254.169.254 fd00:ec2::254; do printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 $address 80; done; echo attack ended"#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_in_a_container_reaches_no_blocked_metadata_service() {
+async fn job_in_a_container_of_a_public_runner_reaches_no_metadata_service() {
     let Some(engine) = DockerEngine::isolated() else { return };
     let service = MetadataService::start(&engine);
     // The service of the job also prints the metadata, and its entrypoint starts before the build container.
@@ -231,15 +257,16 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
         "services": [{ "name": IMAGE, "alias": "web", "entrypoint": ["/bin/sh", "-c"],
             "command": ["printf 'GET /latest/ HTTP/1.0\\r\\n\\r\\n' | nc -w 2 169.254.169.254 80; echo service attack ended; exec sleep 100000"] }]
     });
-    let Some(harness) = start_with_containers(engine, "").await else { return };
+    // The name server of this machine may be the metadata service. If it were blocked, the jobs would be refused.
+    let Some(harness) = start_with_containers(engine, "dns = [\"192.0.2.53\"]").await else { return };
     let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
     // The engine gives the network of a job no IPv6 addresses. The tests `docker::services` of the crate `muster` check that such addresses are
     // blocked.
     let (line, answer) = (format!("from {METADATA}: {METADATA_SECRET}"), format!("answer on eth0 from {METADATA}"));
-    assert!(open.contains(&line) && open.contains(&answer), "it is reachable without the key: {open}");
-    let blocked = format!("blocked_addresses = [\"{METADATA}\", \"{METADATA_IPV6}\"]\n    pull_policy");
-    harness.replace_in_config("pull_policy", &blocked);
-    let is_reloaded = || harness.log().contains("blocked_addresses");
+    assert!(open.contains(&line) && open.contains(&answer), "other runners may use the role of their machine: {open}");
+    // Without further settings, a public runner blocks the service.
+    harness.replace_in_config("executor =", "public = true\n  allow_machine_reuse = true\n  executor =");
+    let is_reloaded = || harness.log().contains("allow_machine_reuse");
     assert!(wait_until(is_reloaded).await, "{}", harness.log());
     let blocked = run(&harness, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
     // The lines of this log have timestamps, which end with `O`. The trace also quotes the commands, with `echo` before the text.
@@ -250,10 +277,16 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
     assert!(name.text().contains("default via"), "{}", name.text());
     // With privileges, a job could undo the block, so it is refused.
     harness.replace_in_config("pull_policy", "privileged = true\n    pull_policy");
-    assert!(wait_until(|| harness.log().contains("privileged")).await, "{}", harness.log());
+    let is_privileged = || harness.log().contains("privileged: default -> true") && harness.log().contains("C113");
+    assert!(wait_until(is_privileged).await, "{}", harness.log());
     harness.push(4, &["echo never"], &json!({}));
     let refused = harness.coordinator.wait_for_end(JobId(4)).await.text();
     assert!(refused.contains("`blocked_addresses` of [runners.docker] has no effect with `privileged`"), "{refused}");
+    // The operator can permit access.
+    harness.replace_in_config("privileged = true", "blocked_addresses = []");
+    assert!(wait_until(|| harness.log().contains("privileged: true -> default")).await, "{}", harness.log());
+    let permitted = run(&harness, 5, &[REQUEST_METADATA], &members).await.text();
+    assert!(permitted.contains(&line), "{permitted}");
     assert_eq!(harness.leftovers().await, [""; 0]);
     drop(service);
 }

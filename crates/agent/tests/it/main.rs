@@ -29,4 +29,5 @@ mod shells;
 mod sources;
 mod special_files;
 mod step_groups;
+mod users;
 mod without_git;

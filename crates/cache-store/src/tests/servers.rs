@@ -1,9 +1,13 @@
-//! Signed URLs at servers: Azurite verifies signatures; moto implements Amazon's S3, roles and the metadata service of machines, but does
-//! not verify signatures.
+//! Signed URLs at servers: Azurite verifies signatures; moto implements Amazon's S3, roles and the metadata service of machines, and
+//! fake-gcs-server implements Google Cloud Storage. These two do not verify signatures.
 //!
 //! The signatures for S3 and Google Cloud Storage are compared with those of Amazon's and Google's own libraries.
 
-use muster_test_prerequisites::object_stores::{AZURITE_ACCOUNT, AZURITE_KEY, Server, azurite, moto, python_program};
+use futures::TryStreamExt as _;
+use muster_test_prerequisites::object_stores::{
+    AZURITE_ACCOUNT, AZURITE_KEY, GCS_BUCKET, Server, azurite, fake_gcs, moto, python_program,
+};
+use object_store::ObjectStoreExt as _;
 use object_store::azure::{AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequest;
 use reqwest::StatusCode;
@@ -114,6 +118,39 @@ async fn s3_server_stores_objects_under_their_exact_names() {
     let mut keys: Vec<&str> = keys.collect();
     keys.sort_unstable();
     assert_eq!(keys, [NAMES[1], NAMES[0]]);
+}
+
+/// Opens a bucket of an emulator of Google Cloud Storage. The value of the environment variable is `address`.
+fn gcs_at(address: String) -> CacheStore {
+    let credentials = GcsCredentials::Key { account: "me".to_owned(), private_key: Secret::new(private_key()) };
+    let settings = GcsSettings { bucket: GCS_BUCKET.to_owned(), credentials, domain: None };
+    let variable = |name: &str| (name == "STORAGE_EMULATOR_HOST").then(|| address.clone());
+    store_of(Kind::Gcs(gcs::Gcs::open(&settings, &variable).unwrap()))
+}
+
+#[tokio::test]
+async fn google_server_stores_objects_under_their_exact_names() {
+    let Some(server) = fake_gcs() else { return };
+    let store = gcs_at(server.url());
+    transfers(&store).await;
+    let mut names: Vec<String> =
+        store.bucket().list(None).map_ok(|object| object.location.to_string()).try_collect().await.unwrap();
+    names.sort_unstable();
+    assert_eq!(names, [NAMES[1], NAMES[0]]);
+    let answer = reqwest::get(store.download_url(NAMES[1], HOUR).await.unwrap()).await.unwrap();
+    assert_eq!(answer.headers().get("x-goog-meta-cachekey").unwrap(), "deps main");
+    let part = store.download_url(NAMES[0], HOUR).await.unwrap();
+    let part = reqwest::Client::new().get(part).header("range", "bytes=7-9").send().await.unwrap();
+    assert_eq!((part.status(), part.text().await.unwrap().as_str()), (StatusCode::PARTIAL_CONTENT, "abc"));
+    // The address may have no scheme, and a slash at its end.
+    for address in [server.address.clone(), format!("{}/", server.url())] {
+        let url = gcs_at(address).download_url(NAMES[0], HOUR).await.unwrap();
+        assert_eq!(get(url).await, (StatusCode::OK, NAMES[0].to_owned()));
+    }
+    for name in NAMES {
+        store.bucket().delete(&object_path(name).unwrap()).await.unwrap();
+        assert_eq!(store.read_object(name, 1000).await.unwrap(), None, "{name}");
+    }
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ pub(super) fn check(check: &mut Check<'_>) {
 
 /// Checks values with a special syntax (check C057).
 fn check_invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
-    for problem in read(docker).1 {
+    for problem in read(docker, runner.is_public()).1 {
         let message = format!("{}; every job fails", problem.message);
         check.report(runner, &format!("docker.{}", problem.key), "C057", message, problem.help);
     }

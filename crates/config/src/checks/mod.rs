@@ -3,6 +3,7 @@
 //! Problems that only a running manager can find are in [`super::runtime`].
 
 mod autoscaling;
+mod blocked;
 mod cron;
 mod docker;
 mod executors;
@@ -71,6 +72,7 @@ pub(super) fn all(check: &mut Check<'_>) {
         executors::check,
         steps::check,
         public::check,
+        blocked::check,
     ] {
         check_topic(check);
     }

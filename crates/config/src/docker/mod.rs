@@ -32,8 +32,10 @@ pub(super) struct InvalidValue {
 }
 
 /// Returns the settings, and the problems of invalid values. Each problem is also a message in the settings.
-pub(super) fn read(docker: &Table) -> (DockerSettings, Vec<InvalidValue>) {
-    let mut reader = Reader { docker, problems: Vec::new() };
+///
+/// `is_public` is the key `public` of the runner, which determines the default of `blocked_addresses`.
+pub(super) fn read(docker: &Table, is_public: bool) -> (DockerSettings, Vec<InvalidValue>) {
+    let mut reader = Reader { docker, is_public, problems: Vec::new() };
     let settings = reader.settings();
     let problems = reader.problems;
     let messages = problems.iter().map(|problem| format!("{}; {}", problem.message, problem.help)).collect();
@@ -42,6 +44,7 @@ pub(super) fn read(docker: &Table) -> (DockerSettings, Vec<InvalidValue>) {
 
 struct Reader<'a> {
     docker: &'a Table,
+    is_public: bool,
     problems: Vec<InvalidValue>,
 }
 
@@ -267,6 +270,9 @@ impl Reader<'_> {
 
     fn blocked_addresses(&mut self) -> Vec<IpAddr> {
         const KEY: &str = "blocked_addresses";
+        if self.is_public && self.docker.node(KEY).is_none() {
+            return DockerSettings::METADATA_ADDRESSES.to_vec();
+        }
         let mut addresses = Vec::new();
         for text in self.list(KEY) {
             match text.parse::<IpAddr>() {

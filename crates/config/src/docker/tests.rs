@@ -125,3 +125,22 @@ fn containers_are_prepared_only_if_a_maximum_is_set() {
                    and the other keys from 1";
     assert_eq!(invalid.problems, [message]);
 }
+
+#[test]
+fn public_runner_blocks_the_metadata_services_of_clouds_unless_the_key_is_set() {
+    let addresses = |public: &str, docker: &str| {
+        let entry =
+            format!("[[runners]]\nurl = \"https://gitlab.example\"\ntoken = \"t\"\nexecutor = \"docker\"\n{public}\n");
+        let loaded = parse(&format!("{entry}[runners.docker]\n{docker}"), &HostFacts::default());
+        let settings = settings(&loaded.config.unwrap(), &SettingsContext::default());
+        let docker = settings.runners[0].docker.as_ref().unwrap();
+        docker.blocked_addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let clouds = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"];
+    assert_eq!(addresses("public = true", ""), clouds);
+    assert_eq!(addresses("public = true", "blocked_addresses = []"), [""; 0]);
+    assert_eq!(addresses("public = true", "blocked_addresses = [\"192.0.2.7\"]"), ["192.0.2.7"]);
+    for public in ["", "public = false"] {
+        assert_eq!(addresses(public, ""), [""; 0]);
+    }
+}

@@ -1,12 +1,15 @@
 //! Settings of jobs in containers: `[runners.docker]`.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
 /// Policies for pulling an image.
 pub const PULL_POLICIES: [&str; 3] = ["always", "if-not-present", "never"];
+
+/// Capabilities with which a container could undo the block of addresses. Their names have no prefix `CAP_`.
+const UNBLOCKING_CAPABILITIES: [&str; 4] = ["ALL", "NET_ADMIN", "NET_RAW", "SYS_ADMIN"];
 
 /// `[runners.docker.prepared_containers]`, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +88,7 @@ pub struct DockerSettings {
     pub enable_ipv6: bool,
     /// Maximum transmission unit of the network of a job. 0 means the engine's default.
     pub network_mtu: u32,
-    /// Addresses that no container of a job can reach.
+    /// Addresses that no container of a job can reach. Defaults to [`Self::METADATA_ADDRESSES`] for a public runner, and to none for others.
     pub blocked_addresses: Vec<IpAddr>,
     /// Containers that are prepared before a job needs them. `None` means that none are prepared.
     pub prepared_containers: Option<PreparedContainers>,
@@ -97,6 +100,27 @@ pub struct DockerSettings {
     pub build: ContainerSettings,
     /// Host configuration of services.
     pub service: ContainerSettings,
+}
+
+impl DockerSettings {
+    /// Addresses of metadata services, which hand out the credentials of a machine to its programs.
+    pub const METADATA_ADDRESSES: [IpAddr; 5] = [
+        // AWS, Google Cloud, Azure, OpenStack and most other clouds.
+        IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+        // Credentials of the tasks of Amazon ECS.
+        IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+        // Alibaba Cloud.
+        IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+        // AWS and Google Cloud over IPv6.
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+        IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    ];
+
+    /// Returns whether `network_mode` is a network that other programs use, in which no address can be blocked for a job.
+    #[must_use]
+    pub fn uses_network_of_others(&self) -> bool {
+        self.network_mode == "host" || self.network_mode.starts_with("container:")
+    }
 }
 
 /// Host configuration of containers of one kind. Empty and 0 mean the engine's default.
@@ -142,6 +166,18 @@ pub struct ContainerSettings {
     pub volume_driver: String,
     pub volumes_from: Vec<String>,
     pub log_options: BTreeMap<String, String>,
+}
+
+impl ContainerSettings {
+    /// Returns the first added capability with which the container could undo the block of addresses.
+    #[must_use]
+    pub fn unblocking_capability(&self) -> Option<&'static str> {
+        self.cap_add.iter().find_map(|name| {
+            let name = name.to_uppercase();
+            let name = name.strip_prefix("CAP_").unwrap_or(&name);
+            UNBLOCKING_CAPABILITIES.into_iter().find(|unblocking| *unblocking == name)
+        })
+    }
 }
 
 /// A device of the engine's machine.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
@@ -126,6 +127,10 @@ pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std
     }
     if let Some(pid) = options.exit_with_pid {
         agent.arg("--exit-with-pid").arg(pid.to_string());
+    }
+    if options.user.is_some() {
+        // Jobs run as the user of the agent, and must not send it calls.
+        agent.arg("--only-user").arg(geteuid().as_raw().to_string());
     }
     let mut command = match &options.user {
         Some(user) => user::as_user(user, &agent),

@@ -139,8 +139,9 @@ fn agent_for_another_user_is_started_by_su() {
         "the manager's secrets were passed on"
     );
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_str().unwrap()).collect();
-    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--idle-timeout' '600' '--job-nofile-limit' '1024'";
-    assert_eq!((command.get_program().to_str().unwrap(), arguments), ("su", vec!["-s", "/bin/sh", "ci", "-c", line]));
+    let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--idle-timeout' '600' '--job-nofile-limit' '1024' '--only-user' 'UID'";
+    let line = line.replace("UID", &rustix::process::geteuid().as_raw().to_string());
+    assert_eq!((command.get_program().to_str().unwrap(), arguments), ("su", vec!["-s", "/bin/sh", "ci", "-c", &line]));
 }
 
 #[test]

@@ -41,6 +41,8 @@ const IPV6_ROUTES: &str = "/proc/net/ipv6_route";
 const FIRST: u32 = 1;
 /// Attribute with the preference of a route.
 const RTA_PRIORITY: u16 = 6;
+/// Name servers of the container.
+const NAME_SERVERS: &str = "/etc/resolv.conf";
 /// Locally administered hardware address that no interface has.
 const NOWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
 
@@ -142,6 +144,14 @@ fn rejects(flags: &str) -> bool {
 }
 
 fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
+    // In Google Cloud, the metadata service is also the name server. Every lookup would fail, without a hint at the reason.
+    let name_servers = std::fs::read_to_string(NAME_SERVERS).unwrap_or_default();
+    if let Some(server) = only_name_server(&name_servers, addresses) {
+        return Err(io::Error::other(format!(
+            "the blocked address {server} is the only name server of the container; set `dns` of [runners.docker] to other servers, or remove the \
+             address from `blocked_addresses`"
+        )));
+    }
     // The default protocol of a netlink socket is the one for routes and neighbors.
     let kernel = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
     let (interfaces, has_ipv6) = (interfaces(&kernel)?, ipv6_routes()?.is_some());
@@ -167,6 +177,21 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
         request(&kernel, &unreachable_route(*address))?;
     }
     Ok(())
+}
+
+/// Returns a name server if all name servers are among the addresses. `text` is the content of `/etc/resolv.conf`.
+///
+/// In a network with names of containers, the name server is a proxy of the engine, and a comment contains the servers to which it forwards
+/// requests. A server in parentheses is reached through the network of the engine, in which no address is blocked.
+fn only_name_server(text: &str, addresses: &[IpAddr]) -> Option<IpAddr> {
+    let forwarded = text.lines().find_map(|line| line.strip_prefix("# ExtServers: [")?.split(']').next());
+    let servers: Vec<&str> = match forwarded {
+        Some(servers) => servers.split_whitespace().collect(),
+        None => text.lines().filter_map(|line| line.strip_prefix("nameserver")?.split_whitespace().next()).collect(),
+    };
+    let blocked = |server: &&str| server.parse().ok().filter(|address| addresses.contains(address));
+    let found: Vec<IpAddr> = servers.iter().map_while(blocked).collect();
+    found.first().copied().filter(|_| found.len() == servers.len())
 }
 
 /// Returns whether IPv6 is enabled on an interface.
@@ -304,6 +329,29 @@ mod tests {
         assert!(!rejects_ipv4(&routes("0005", "FFFFFFFF"), address));
         assert!(!rejects_ipv4(&routes("0205", "0000FFFF"), address));
         assert!(!rejects_ipv4("", address));
+    }
+
+    #[test]
+    fn name_server_is_found_only_if_no_other_server_remains() {
+        let addresses: Vec<IpAddr> =
+            ["169.254.169.254", "fd20:ce::254"].map(|address| address.parse().unwrap()).to_vec();
+        let found = |text: &str| only_name_server(text, &addresses).map(|address| address.to_string());
+        assert_eq!(found("search c.example\nnameserver 169.254.169.254\n").as_deref(), Some("169.254.169.254"));
+        assert_eq!(found("nameserver\tfd20:ce::254 \nnameserver 169.254.169.254\n").as_deref(), Some("fd20:ce::254"));
+        assert_eq!(
+            found("nameserver 127.0.0.11\n# ExtServers: [169.254.169.254]\n").as_deref(),
+            Some("169.254.169.254")
+        );
+        for text in [
+            "",
+            "nameserver 10.0.0.2\n",
+            "nameserver 169.254.169.254\nnameserver 10.0.0.2\n",
+            "# nameserver 169.254.169.254\n",
+            "nameserver 127.0.0.11\n# ExtServers: [host(169.254.169.254)]\n",
+            "nameserver 127.0.0.11\n# ExtServers: [10.0.0.2 169.254.169.254]\n",
+        ] {
+            assert_eq!(found(text), None, "{text}");
+        }
     }
 
     #[test]

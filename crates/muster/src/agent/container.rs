@@ -72,6 +72,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
             spool: SPOOL.into(),
             exit_with_pid: None,
             ready: Some(ready),
+            only_user: None,
             retention: RETENTION,
             spool_limit: SPOOL_LIMIT,
             boot_id: muster_agent::boot_id(),

@@ -72,6 +72,7 @@ pub(super) fn serve(socket: PathBuf, command: Option<JobCommand>) -> Result<Exit
         spool: spool.path().to_owned(),
         exit_with_pid: None,
         ready: Some(ready),
+        only_user: None,
         retention: RETENTION,
         spool_limit: SPOOL_LIMIT,
         boot_id: muster_agent::boot_id(),

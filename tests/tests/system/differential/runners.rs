@@ -160,10 +160,23 @@ impl<'a> CaseRunner<'a> {
         observations.into_iter().flatten().collect()
     }
 
-    /// Returns whether Muster's agent still has a job. gitlab-runner has no agent.
+    /// Returns whether the runner still uses the slot of a job whose result it has reported.
     fn has_open(&self, id: JobId) -> bool {
+        self.agent_has(id) || self.lists(id)
+    }
+
+    /// Returns whether Muster's agent still has a job. gitlab-runner has no agent.
+    fn agent_has(&self, id: JobId) -> bool {
         let entries = std::fs::read_dir(self.state_dir().join("spool")).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&format!("{id}-")))
+    }
+
+    /// Returns whether the runner still lists a job, according to its log. The log of gitlab-runner has escape sequences.
+    fn lists(&self, id: JobId) -> bool {
+        let log = self.log().replace("\x1b[0;m", "");
+        let field = format!(" job={id} ");
+        let logged = |event: &str| log.lines().any(|line| line.starts_with(event) && line.contains(&field));
+        logged("Added job to processing list") && !logged("Removed job from processing list")
     }
 
     fn log(&self) -> String {
@@ -198,7 +211,7 @@ impl<'a> CaseRunner<'a> {
             }
             let job = self.coordinator.wait_for_end(id).await;
             observations.insert(current.name.clone(), observed::observe(&job, self.home.path()));
-            // The next job of the project gets the same slot, and with it the same volumes, only after Muster has closed this one.
+            // The next job of the project gets the same slot, and with it the same volumes, only after the runner has released it.
             assert!(wait_until(|| !self.has_open(id)).await, "{} was not closed:\n{}", current.name, self.log());
             case = self.cases.iter().find(|next| next.after.as_ref() == Some(&current.name));
         }

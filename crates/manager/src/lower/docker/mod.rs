@@ -280,7 +280,7 @@ fn container(
         blocked_addresses: docker.blocked_addresses.clone(),
         prepared: docker.prepared_containers.map(prepared_policy),
     };
-    blocked::prepare(&mut container)?;
+    blocked::prepare(&mut container, docker)?;
     Ok(container)
 }
 

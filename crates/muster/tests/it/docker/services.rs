@@ -127,6 +127,24 @@ async fn blocked_addresses_are_unreachable_on_every_engine() {
 }
 
 #[tokio::test]
+async fn blocked_name_server_is_an_error_with_the_remedy() {
+    let Some(host) = Host::start().await else { return };
+    let mut job = job("names");
+    job.blocked_addresses = vec!["192.0.2.7".parse().unwrap()];
+    job.build.host_config.insert("Dns".to_owned(), serde_json::json!(["192.0.2.7"]));
+    let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
+    assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+    let reason = "192.0.2.7 is the only name server of the container; set `dns` of [runners.docker] to other servers";
+    assert!(log.contains(reason), "{log}");
+    host.close().await;
+    job.build.host_config.insert("Dns".to_owned(), serde_json::json!(["192.0.2.7", "192.0.2.8"]));
+    let (log, result) = host.run(&job, vec![script(&["cat /etc/resolv.conf"])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nnameserver 192.0.2.7\n"), "{log}");
+    host.until_no_objects("names").await;
+}
+
+#[tokio::test]
 async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
     let Some(host) = Host::start().await else { return };
     let mut job = with_service(&host, "silent", "sleep 600");

@@ -15,7 +15,7 @@ use super::harness::{Harness, ManagerProcess};
 
 const SECRET: &str = "the-secret-key-of-the-store";
 /// Script that shows whether the cache was restored, and fills it.
-const FILL: &str =
+pub(super) const FILL: &str =
     "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
 
 /// Starts a store with a bucket. `None` means that no program for the store is installed.
@@ -67,7 +67,7 @@ fn payload(id: i64, script: &str, more: Value) -> Value {
 }
 
 /// Runs a job with the cache to its end. The job must succeed.
-async fn job(harness: &Harness, id: i64, script: &str, cache: Value) -> String {
+pub(super) async fn job(harness: &Harness, id: i64, script: &str, cache: Value) -> String {
     harness.coordinator(0).enqueue(serde_json::from_value(payload(id, script, cache)).unwrap());
     let job: Job = harness.coordinator(0).wait_for_end(JobId(id)).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
@@ -80,7 +80,7 @@ async fn objects(store: &Server) -> Vec<String> {
     listing.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap().to_owned()).collect()
 }
 
-fn contains(log: &str, texts: &[&str]) {
+pub(super) fn contains(log: &str, texts: &[&str]) {
     for text in texts {
         assert!(log.contains(text), "{text:?} is missing in {log}");
     }
@@ -187,7 +187,7 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
 }
 
 /// Script that creates a megabyte of text in 40 files, unless they exist.
-const TREE: &str = "if [ -d vendor ]; then echo found; else mkdir -p vendor; for i in $(seq 40); do \
+pub(super) const TREE: &str = "if [ -d vendor ]; then echo found; else mkdir -p vendor; for i in $(seq 40); do \
                     seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done; fi";
 
 /// Returns the number of megabytes that precedes `text` in a log.

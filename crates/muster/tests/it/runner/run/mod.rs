@@ -3,7 +3,9 @@
 mod caches;
 mod containers;
 mod custom;
+mod custom_driver;
 mod fleets;
+mod gcs_caches;
 pub(crate) mod harness;
 mod instance_jobs;
 mod instances;
