@@ -4,6 +4,7 @@
 mod commands;
 mod differential;
 mod helper;
+mod interop;
 mod serve;
 
 use std::path::{Path, PathBuf};
