@@ -34,6 +34,7 @@ pub(crate) struct Agent {
 pub(crate) fn options(dir: &Path) -> Options {
     Options {
         socket: dir.join("s/agent.sock"),
+        tcp: None,
         spool: dir.join("spool"),
         exit_with_pid: None,
         ready: None,

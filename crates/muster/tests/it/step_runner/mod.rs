@@ -6,6 +6,7 @@ mod differential;
 mod helper;
 mod interop;
 mod serve;
+mod tls;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
