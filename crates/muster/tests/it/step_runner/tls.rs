@@ -19,19 +19,19 @@ use super::*;
 use crate::process::until;
 
 /// Text before the address, in the line that precedes the line with the socket.
-const MARKER: &str = "step-runner is listening on TCP address ";
+pub(super) const MARKER: &str = "step-runner is listening on TCP address ";
 /// Year until which certificates are valid.
 const VALID: i32 = 4000;
 
 /// Authority that signs certificates, with its files.
-struct Authority<'a> {
+pub(super) struct Authority<'a> {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: &'a Path,
     file: PathBuf,
 }
 
 impl<'a> Authority<'a> {
-    fn new(dir: &'a Path, name: &str) -> Self {
+    pub(super) fn new(dir: &'a Path, name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -54,24 +54,24 @@ impl<'a> Authority<'a> {
         TlsFiles { certificate: file("crt"), key: file("key"), authority: self.file.clone() }
     }
 
-    fn server(&self) -> TlsFiles {
+    pub(super) fn server(&self) -> TlsFiles {
         self.sign("server", ExtendedKeyUsagePurpose::ServerAuth, VALID)
     }
 
-    fn client(&self) -> TlsFiles {
+    pub(super) fn client(&self) -> TlsFiles {
         self.sign("client", ExtendedKeyUsagePurpose::ClientAuth, VALID)
     }
 }
 
 /// Returns the arguments that listen on an address with these files.
-fn listen<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
+pub(super) fn listen<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
     let path = |path: &'a Path| path.to_str().unwrap();
     let (certificate, key, authority) = (path(&files.certificate), path(&files.key), path(&files.authority));
     ["--listen", address, "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", authority]
 }
 
 /// Returns the command of a proxy that connects to an address with these files.
-fn proxy(project: &Project, address: &str, files: &TlsFiles) -> Command {
+pub(super) fn proxy(project: &Project, address: &str, files: &TlsFiles) -> Command {
     let mut command = project.command(&["proxy", "--connect", address]);
     command.arg("--tls-cert").arg(&files.certificate).arg("--tls-key").arg(&files.key);
     command.arg("--tls-ca").arg(&files.authority);

@@ -1,6 +1,7 @@
 //! GitLab's client with Muster's servers.
 
 use super::*;
+use crate::step_runner::tls::{self, Authority};
 
 /// Lists and their results, for all servers.
 fn check_jobs(client: &mut TheirClient, project: &Project) {
@@ -58,6 +59,21 @@ fn their_client_runs_jobs_at_our_server_through_their_proxy() {
     let _server = Server::start(&mut project.command(&["serve"]));
     let Some(theirs) = variable(PROGRAM) else { return };
     let Some(mut client) = TheirClient::new(&project, json!({ "program": [theirs, "proxy"] })) else { return };
+    check_jobs(&mut client, &project);
+}
+
+#[test]
+fn their_client_runs_jobs_over_tls() {
+    let project = Project::new();
+    let authority = Authority::new(project.dir.path(), "authority");
+    let files = authority.server();
+    let mut serve = project.command(&["serve"]);
+    let (_server, lines) = Server::start_with_lines(serve.args(tls::listen("127.0.0.1:0", &files)));
+    let address = lines.iter().find_map(|line| line.strip_prefix(tls::MARKER)).unwrap().trim();
+    // GitLab's client has no TLS of its own, so it starts the proxy.
+    let proxy = tls::proxy(&project, address, &authority.client());
+    let words: Vec<_> = [proxy.get_program()].into_iter().chain(proxy.get_args()).map(|word| word.to_str()).collect();
+    let Some(mut client) = TheirClient::new(&project, json!({ "program": words })) else { return };
     check_jobs(&mut client, &project);
 }
 
