@@ -146,8 +146,9 @@ impl Answer {
 
 /// Builds the program with GitLab's client once, and returns its path.
 fn program() -> Option<&'static Path> {
-    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PATH.get_or_init(|| variable(SOURCE).map(|source| build(&source))).as_deref()
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    let source = variable(SOURCE)?;
+    Some(PATH.get_or_init(|| build(&source)))
 }
 
 fn build(source: &Path) -> PathBuf {
