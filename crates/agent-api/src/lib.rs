@@ -1,7 +1,7 @@
 //! The gRPC contract between manager and agent.
 //!
 //! The contract consists of GitLab's step-runner service ([`step_runner`]), Muster's extension ([`agent`]), the inputs of the built-in steps
-//! ([`builtin`]) to which a job is lowered, the [`client`] of an agent, and the conventions for an agent in a [`container`].
+//! ([`builtin`]) to which a job is lowered, the [`client`] of an agent, [`tls`] between both, and the conventions for an agent in a [`container`].
 //!
 //! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with its
 //! policy.
@@ -13,6 +13,7 @@ pub mod container;
 pub mod development;
 pub mod plan;
 pub mod result;
+pub mod tls;
 
 /// GitLab's step-runner service (package `proto`).
 #[expect(missing_docs, clippy::pedantic, reason = "generated")]

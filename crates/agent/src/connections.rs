@@ -19,15 +19,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
-use tonic::transport::server::{Connected, UdsConnectInfo};
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
 
-/// Delay before connections are accepted again after an error, which is usually a lack of file descriptors.
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+use crate::tls::{ACCEPT_RETRY_DELAY, TlsListener};
 
 /// Counts the open connections.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Default for ConnectionTracker {
 
 impl ConnectionTracker {
     /// Admits a connection. `None` means that the agent is closed for connections.
-    fn admit(self: &Arc<Self>, stream: UnixStream) -> Option<TrackedConnection> {
+    fn admit(self: &Arc<Self>, stream: Transport) -> Option<TrackedConnection> {
         let mut connections = self.connections.lock();
         if connections.is_closed {
             return None;
@@ -92,32 +92,40 @@ impl ConnectionTracker {
         }
     }
 
-    /// Accepts connections indefinitely. If `only_user` is set, those of other users are closed.
+    /// Accepts connections to the socket and to the address indefinitely. If `only_user` is set, connections of other users to the
+    /// socket are closed.
     pub(crate) fn accept(
         self: Arc<Self>,
-        listener: UnixListener,
+        socket: UnixListener,
         only_user: Option<u32>,
+        tcp: Option<TlsListener>,
     ) -> impl Stream<Item = io::Result<TrackedConnection>> {
-        futures::stream::unfold((self, listener), move |(tracker, listener)| async move {
-            loop {
-                match listener.accept().await {
-                    Ok((stream, _)) if only_user.is_some_and(|user| !is_of(&stream, user)) => {
-                        tracing::warn!("connection of another user closed");
-                    }
-                    Ok((stream, _)) => {
-                        if let Some(connection) = tracker.admit(stream) {
-                            return Some((Ok(connection), (tracker, listener)));
-                        }
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "failed to accept a connection, retrying");
-                        tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-                    }
+        let tls = match tcp {
+            Some(tcp) => tcp.accept().map(|stream| Transport::Tls(Box::new(stream))).boxed(),
+            None => futures::stream::pending().boxed(),
+        };
+        let streams = futures::stream::select(accept(socket, only_user).map(Transport::Unix), tls);
+        streams.filter_map(move |stream| std::future::ready(self.admit(stream).map(Ok)))
+    }
+}
+
+/// Accepts connections to a socket indefinitely. If `only_user` is set, those of other users are closed.
+fn accept(listener: UnixListener, only_user: Option<u32>) -> impl Stream<Item = UnixStream> {
+    futures::stream::unfold(listener, move |listener| async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) if only_user.is_some_and(|user| !is_of(&stream, user)) => {
+                    tracing::warn!("connection of another user closed");
+                }
+                Ok((stream, _)) => return Some((stream, listener)),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "failed to accept a connection, retrying");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
-        })
-    }
+        }
+    })
 }
 
 /// Returns whether the process at the other end of a connection runs as this user.
@@ -128,7 +136,7 @@ fn is_of(stream: &UnixStream, user: u32) -> bool {
 /// An open connection that is counted until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TrackedConnection {
-    stream: UnixStream,
+    stream: Transport,
     tracker: Arc<ConnectionTracker>,
 }
 
@@ -139,22 +147,37 @@ impl Drop for TrackedConnection {
 }
 
 impl Connected for TrackedConnection {
-    type ConnectInfo = UdsConnectInfo;
+    type ConnectInfo = ();
 
-    fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
-    }
+    fn connect_info(&self) {}
+}
+
+/// A connection of either kind. No service depends on the kind.
+#[derive(Debug)]
+enum Transport {
+    Unix(UnixStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Calls a method of the stream of a [`TrackedConnection`].
+macro_rules! stream {
+    ($connection:expr, $method:ident $(, $argument:expr)*) => {
+        match &mut $connection.get_mut().stream {
+            Transport::Unix(stream) => Pin::new(stream).$method($($argument),*),
+            Transport::Tls(stream) => Pin::new(stream).$method($($argument),*),
+        }
+    };
 }
 
 impl AsyncRead for TrackedConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
+        stream!(self, poll_read, cx, buf)
     }
 }
 
 impl AsyncWrite for TrackedConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+        stream!(self, poll_write, cx, buf)
     }
 
     fn poll_write_vectored(
@@ -162,19 +185,22 @@ impl AsyncWrite for TrackedConnection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        stream!(self, poll_write_vectored, cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            Transport::Unix(stream) => stream.is_write_vectored(),
+            Transport::Tls(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        stream!(self, poll_flush, cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+        stream!(self, poll_shutdown, cx)
     }
 }
 

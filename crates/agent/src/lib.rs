@@ -26,6 +26,8 @@ mod run_job;
 mod serve;
 mod service;
 mod spool;
+mod tls;
 
 pub use serve::{Options, ServeError, boot_id, serve};
 pub use spool::SpoolError;
+pub use tls::{TcpError, TcpOptions};

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::agent::debugger_server::DebuggerServer;
+use muster_agent_api::client::KeepAlive;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
 use muster_builtins::{AgentResources, PreparedContainers, StepCache, Templates};
 use muster_job::TerminationCause;
@@ -25,7 +26,10 @@ use crate::panics::CatchPanics;
 use crate::peers::{MAX_REQUEST_BYTES, TolerateNewerPeers};
 use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
+use crate::tls::{TcpError, TcpOptions, TlsListener};
 
+/// Keep-alive of an agent that listens on a TCP address: a connection whose client was lost does not count as open.
+const TCP_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
 /// Interval at which old jobs are deleted. This is only a fallback, because `Close` normally deletes a job.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Time for managers to fetch the results of jobs that a shutdown ended.
@@ -48,6 +52,8 @@ pub struct Options {
     pub socket: PathBuf,
     /// ID of the only user whose processes may connect. `None` means that each process that can reach the socket may connect.
     pub only_user: Option<u32>,
+    /// Address to listen on as well. Anyone with a certificate of its authority can run jobs as this user. `None` means only the socket.
+    pub tcp: Option<TcpOptions>,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
     /// ID of the process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
@@ -109,6 +115,9 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// The TCP address cannot be used.
+    #[error(transparent)]
+    Tcp(#[from] TcpError),
     /// The gRPC server failed.
     #[error("failed to serve calls")]
     Transport(#[from] tonic::transport::Error),
@@ -120,6 +129,11 @@ pub enum ServeError {
 /// agent: it accepts no new jobs, stops those that run, and returns when all of them have a result. The agent also returns after
 /// [`Options::idle_timeout`] without connections and without results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
+    // Before the spool, because it can be changed only by an agent that starts.
+    let tcp = match &options.tcp {
+        Some(tcp) => Some(TlsListener::bind(tcp).await?),
+        None => None,
+    };
     let spool = open_spool(&options.spool, options.spool_limit).await?;
     let failed = |action, path: &Path| {
         let path = path.to_owned();
@@ -145,20 +159,22 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let listener = bind(&options.socket)?;
     let socket = SocketFile::at(&options.socket).map_err(failed("read the metadata of the socket", &options.socket))?;
     let mut signals = Signals::new().map_err(failed("register signal handlers for", &options.socket))?;
-    print_ready_line(&options.socket);
+    print_ready_lines(&options.socket, tcp.as_ref());
     if let Some(ready) = options.ready {
         let _ = ready.send(());
     }
     let (closed, connections) = (CancellationToken::new(), Arc::new(ConnectionTracker::default()));
     let service = crate::service::Service(Arc::clone(&agent));
     let server = tonic::transport::Server::builder()
+        .http2_keepalive_interval(tcp.as_ref().map(|_| TCP_KEEPALIVE.interval))
+        .http2_keepalive_timeout(Some(TCP_KEEPALIVE.timeout))
         .layer(tower::layer::layer_fn(CatchPanics))
         .layer(tower::layer::layer_fn(TolerateNewerPeers))
         .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(AgentServer::new(service.clone()))
         .add_service(DebuggerServer::new(service))
         .serve_with_incoming_shutdown(
-            Box::pin(Arc::clone(&connections).accept(listener, options.only_user)),
+            Box::pin(Arc::clone(&connections).accept(listener, options.only_user, tcp)),
             closed.clone().cancelled_owned(),
         );
     let end = async {
@@ -268,8 +284,11 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     muster_files::listen(path).and_then(UnixListener::from_std).map_err(failed("listen on the socket"))
 }
 
-/// Prints the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11).
-fn print_ready_line(socket: &Path) {
+/// Prints the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11), after the TCP address, whose port may be the system's choice.
+fn print_ready_lines(socket: &Path, tcp: Option<&TlsListener>) {
+    if let Some(tcp) = tcp {
+        let _ = writeln!(io::stderr(), "step-runner is listening on TCP address {}", tcp.address);
+    }
     let _ = writeln!(io::stderr(), "step-runner is listening on socket {}", socket.display());
 }
 

@@ -3,6 +3,7 @@
 mod adopt;
 mod block;
 mod container;
+mod listen;
 mod relay;
 
 use std::io::{Read, Write};
@@ -18,13 +19,15 @@ use muster_steps::process::Containment;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::listen::ListenArgs;
+
 /// Time to keep a finished job whose result no manager has fetched.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Subcommands of `muster agent`.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Serve the agent's API on a Unix socket.
+    /// Serve the agent's API on a Unix socket, and on a TCP address with TLS.
     Serve(ServeArgs),
     /// Connect stdin and stdout to the agent of a directory; start the agent if none is running.
     Connect(ConnectArgs),
@@ -48,6 +51,8 @@ pub(crate) struct ServeArgs {
     /// Unix socket to listen on.
     #[arg(long, value_name = "FILE")]
     socket: PathBuf,
+    #[command(flatten)]
+    listen: ListenArgs,
     /// Directory for logs and results.
     #[arg(long, value_name = "DIR")]
     spool: PathBuf,
@@ -215,6 +220,7 @@ fn serve(args: ServeArgs) -> ExitCode {
         let socket = args.socket.clone();
         let options = muster_agent::Options {
             socket: args.socket,
+            tcp: args.listen.options(),
             spool: args.spool,
             exit_with_pid: args.exit_with_pid,
             ready: Some(ready),

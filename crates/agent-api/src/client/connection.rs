@@ -1,4 +1,4 @@
-//! A connection to an agent: its services over one channel.
+//! A connection to an agent, or to another step-runner: its services over one channel.
 
 use std::io;
 use std::sync::Arc;
@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use muster_job::error_chain;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::{Service, service_fn};
 
@@ -62,6 +64,8 @@ pub struct Identity {
     pub pid: i64,
     /// Whether the agent supports start approval (`JobPlan::require_start_approval`).
     pub supports_start_approval: bool,
+    /// Whether the agent has Muster's extension. If false, it is another step-runner, whose version and process ID are unknown.
+    pub has_extension: bool,
 }
 
 /// A connection to an agent. Clones share the channel.
@@ -81,21 +85,31 @@ impl AgentConnection {
     ///
     /// # Errors
     /// [`Unreachable`] if no agent answers.
-    pub async fn open<D, F>(location: String, mut dial: D) -> Result<Self, Unreachable>
+    pub async fn open<D, F>(location: String, dial: D) -> Result<Self, Unreachable>
     where
         D: FnMut() -> F + Send + 'static,
         F: Future<Output = io::Result<UnixStream>> + Send + 'static,
     {
-        let connector = service_fn(move |_| {
-            let stream = dial();
-            async move { stream.await.map(TokioIo::new) }
-        });
-        Self::connect_with(location, connector, LOCAL_KEEPALIVE, Some(LOCAL_FRAME_BYTES)).await
+        let dial = Arc::new(Mutex::new(dial));
+        let connector = || {
+            let dial = Arc::clone(&dial);
+            service_fn(move |_| {
+                let stream = (dial.lock())();
+                async move { stream.await.map(TokioIo::new) }
+            })
+        };
+        let max_frame_size = Some(LOCAL_FRAME_BYTES);
+        let opened = Self::connect_with(location.clone(), connector(), Some(LOCAL_KEEPALIVE), max_frame_size).await?;
+        if opened.identity.has_extension {
+            return Ok(opened);
+        }
+        // GitLab's step-runner closes a connection on which pings arrive more often than every 5 minutes.
+        Self::connect_with(location, connector(), None, max_frame_size).await
     }
 
     /// Connects over a stream that leads to an agent at `location`, and queries its identity.
     ///
-    /// The connection ends with the stream.
+    /// The connection ends with the stream. Agents are pinged often, so GitLab's step-runner closes such a connection while a job prints nothing.
     ///
     /// # Errors
     /// [`Unreachable`] if no agent answers.
@@ -108,14 +122,14 @@ impl AgentConnection {
             let stream = stream.take().map(TokioIo::new);
             std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the stream has ended")))
         });
-        Self::connect_with(location, connector, REMOTE_KEEPALIVE, None).await
+        Self::connect_with(location, connector, Some(REMOTE_KEEPALIVE), None).await
     }
 
-    /// `max_frame_size` is in bytes. `None` means the default of HTTP/2, 16 KiB.
+    /// Without `keep_alive`, no pings are sent. `max_frame_size` is in bytes. `None` means the default of HTTP/2, 16 KiB.
     async fn connect_with<C>(
         location: String,
         connector: C,
-        keep_alive: KeepAlive,
+        keep_alive: Option<KeepAlive>,
         max_frame_size: Option<u32>,
     ) -> Result<Self, Unreachable>
     where
@@ -124,13 +138,13 @@ impl AgentConnection {
         C::Future: Send,
     {
         // The address is not used, because the connector has its own.
-        let opened = Endpoint::from_static("http://agent.invalid")
+        let mut endpoint = Endpoint::from_static("http://agent.invalid")
             .connect_timeout(CONNECT_TIMEOUT)
-            .max_frame_size(max_frame_size)
-            .http2_keep_alive_interval(keep_alive.interval)
-            .keep_alive_timeout(keep_alive.timeout)
-            .connect_with_connector(connector)
-            .await;
+            .max_frame_size(max_frame_size);
+        if let Some(KeepAlive { interval, timeout }) = keep_alive {
+            endpoint = endpoint.http2_keep_alive_interval(interval).keep_alive_timeout(timeout);
+        }
+        let opened = endpoint.connect_with_connector(connector).await;
         let answer = match opened {
             Ok(channel) => get_info(&channel).await.map(|identity| (channel, identity)),
             Err(error) => Err(error_chain(&error)),
@@ -202,7 +216,11 @@ async fn get_info(channel: &Channel) -> Result<Identity, String> {
                 version: answer.version,
                 pid: answer.pid,
                 supports_start_approval: answer.supports_start_approval,
+                has_extension: true,
             })
+        }
+        Ok(Err(status)) if status.code() == Code::Unimplemented => {
+            Ok(Identity { version: String::new(), pid: 0, supports_start_approval: false, has_extension: false })
         }
         Ok(Err(status)) => Err(status.message().to_owned()),
         Err(_) => Err(format!("no answer within {} s", INFO_TIMEOUT.as_secs())),

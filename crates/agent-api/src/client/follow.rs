@@ -34,7 +34,7 @@ pub async fn follow_to_end(
             Ok((connection, mut chunks)) => {
                 silence = Silence::new(max_silence);
                 let following = async {
-                    while let Some(chunk) = chunks.message().await? {
+                    while let Some(chunk) = chunks.message().await.map_err(|status| connection.error(status))? {
                         offset += chunk.data.len() as u64;
                         log(&chunk.data);
                     }

@@ -2,10 +2,13 @@
 //!
 //! The manager uses this client, and so does an agent that delegates steps to another agent. Each call names the job by its ID and is
 //! idempotent: a caller that got no answer repeats the call over a new connection.
+//!
+//! The agent may also be GitLab's step-runner, which does not have Muster's extension ([`Identity::has_extension`]). See [`stock`].
 
 mod connection;
 mod follow;
 mod silence;
+mod stock;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -167,8 +170,13 @@ impl AgentConnection {
         }
     }
 
+    /// Returns the error that a status of this agent means.
+    fn error(&self, status: Status) -> AgentError {
+        if self.identity().has_extension { status.into() } else { stock::error(status) }
+    }
+
     fn convert_answer<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AgentError> {
-        let answer = answer.map(tonic::Response::into_inner).map_err(AgentError::from);
+        let answer = answer.map(tonic::Response::into_inner).map_err(|status| self.error(status));
         self.mark_suspect_if_broken(&answer);
         answer
     }
@@ -186,6 +194,9 @@ impl AgentConnection {
 
     /// Waits until the job has a result, and returns the result.
     pub async fn wait(&self, id: &str) -> Result<JobResult, AgentError> {
+        if !self.identity().has_extension {
+            return self.wait_for_status(id).await;
+        }
         let answer = self.agent().wait_for_result(WaitForResultRequest { id: id.to_owned() }).await?.into_inner();
         serde_json::from_str(&answer.result)
             .map_err(|error| AgentError::Refused(format!("failed to parse the job's result: {error}")))
@@ -205,12 +216,17 @@ impl AgentConnection {
 
     /// Cancels the job, and lets it clean up. The job's result then names the cancellation as its cause.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
-        self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
-        Ok(())
+        match self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await {
+            Err(status) if stock::has_no_cancel(self.identity(), &status) => self.close(id).await,
+            answer => answer.map(drop).map_err(|status| self.error(status)),
+        }
     }
 
     /// Stops the job immediately, for the given cause. Afterwards, only its cleanup steps run. Idempotent.
     pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
+        if !self.identity().has_extension {
+            return self.cancel(id).await;
+        }
         let cause = serde_json::to_value(cause).ok().and_then(|cause| cause.as_str().map(str::to_owned));
         let request = StopRequest { id: id.to_owned(), cause: cause.unwrap_or_default() };
         self.agent().stop(request).await?;

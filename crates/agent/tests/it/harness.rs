@@ -35,6 +35,7 @@ pub(crate) fn options(dir: &Path) -> Options {
     Options {
         socket: dir.join("s/agent.sock"),
         only_user: None,
+        tcp: None,
         spool: dir.join("spool"),
         exit_with_pid: None,
         ready: None,

@@ -69,6 +69,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
         let (ready, is_ready) = oneshot::channel();
         let options = muster_agent::Options {
             socket: SOCKET.into(),
+            tcp: None,
             spool: SPOOL.into(),
             exit_with_pid: None,
             ready: Some(ready),

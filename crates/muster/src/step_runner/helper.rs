@@ -48,7 +48,7 @@ pub(crate) fn run(command: HelperCommand) -> ExitCode {
             crate::logging::init_command("error");
             let socket = socket.unwrap_or_else(default_socket);
             let command = JobCommand::new(command, &socket);
-            serve::serve(socket, command).unwrap_or_else(fail)
+            serve::serve(socket, None, command).unwrap_or_else(fail)
         }
         HelperCommand::Proxy { socket } => proxy::connect(&socket.unwrap_or_else(default_socket)),
     }

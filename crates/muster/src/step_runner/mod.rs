@@ -39,9 +39,9 @@ enum Command {
     Ci(ci::CiArgs),
     /// Run one step.
     Run(Box<run::RunArgs>),
-    /// Serve the gRPC API on a Unix socket.
+    /// Serve the gRPC API on a Unix socket, and on a TCP address with TLS.
     Serve(serve::ServeArgs),
-    /// Connect stdin and stdout to the socket of `serve`.
+    /// Connect stdin and stdout to the socket or the TCP address of `serve`.
     Proxy(proxy::ProxyArgs),
     /// Copy this executable to a directory, under the name `step-runner`.
     Bootstrap(bootstrap::BootstrapArgs),
@@ -74,7 +74,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Serve(args) => serve::run(args),
-        Command::Proxy(args) => proxy::run(&args),
+        Command::Proxy(args) => proxy::run(args),
         Command::Bootstrap(args) => bootstrap::run(&args),
     }
 }

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, Stdio};
 use std::time::Duration;
 
+use muster_agent::TcpOptions;
 use muster_steps::process::Containment;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::helper::RECOVERED_ARGUMENTS;
+use crate::agent::ListenArgs;
 
 /// Time to keep a finished job that no client closes.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -25,6 +27,8 @@ pub(super) struct ServeArgs {
     /// Directory for the socket `step-runner.sock`. Defaults to the directory for temporary files.
     #[arg(value_name = "DIR")]
     dir: Option<OsString>,
+    #[command(flatten)]
+    listen: ListenArgs,
 }
 
 /// Reason why the API cannot be served.
@@ -46,7 +50,7 @@ pub(super) enum ServeError {
 pub(super) fn run(args: ServeArgs) -> ExitCode {
     super::print_version();
     crate::logging::init_service();
-    let served = socket(args.dir.map(PathBuf::from)).and_then(|socket| serve(socket, None));
+    let served = socket(args.dir.map(PathBuf::from)).and_then(|socket| serve(socket, args.listen.options(), None));
     served.unwrap_or_else(super::fail)
 }
 
@@ -59,16 +63,21 @@ fn socket(dir: Option<PathBuf>) -> Result<PathBuf, ServeError> {
     }
 }
 
-/// Serves the API on a socket until a signal or the end of the command. Jobs end with this process, so their files are temporary.
+/// Serves the API on a socket, and on an address if there is one, until a signal or the end of the command. Jobs end with this process, so their files are temporary.
 ///
 /// Returns the exit code of the command if the command ended before a signal stopped the server. Otherwise returns success.
-pub(super) fn serve(socket: PathBuf, command: Option<JobCommand>) -> Result<ExitCode, ServeError> {
+pub(super) fn serve(
+    socket: PathBuf,
+    tcp: Option<TcpOptions>,
+    command: Option<JobCommand>,
+) -> Result<ExitCode, ServeError> {
     let spool = tempfile::Builder::new().prefix("step-runner-").tempdir();
     let spool = spool.map_err(|source| ServeError::Spool { dir: std::env::temp_dir(), source })?;
     let shutdown = CancellationToken::new();
     let (ready, is_ready) = oneshot::channel();
     let options = muster_agent::Options {
         socket,
+        tcp,
         spool: spool.path().to_owned(),
         exit_with_pid: None,
         ready: Some(ready),

@@ -4,7 +4,9 @@
 mod commands;
 mod differential;
 mod helper;
+mod interop;
 mod serve;
+mod tls;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

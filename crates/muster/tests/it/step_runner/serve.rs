@@ -24,17 +24,24 @@ pub(super) struct Server {
 impl Server {
     /// Starts a server, and waits until it announces its socket.
     pub(super) fn start(command: &mut Command) -> Self {
+        Self::start_with_lines(command).0
+    }
+
+    /// Starts a server. Also returns the lines on standard error before the socket.
+    pub(super) fn start_with_lines(command: &mut Command) -> (Self, Vec<String>) {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
+        let mut lines = Vec::new();
         let socket = loop {
-            line.clear();
-            assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "the server does not announce its socket");
+            let mut line = String::new();
+            let length = stderr.read_line(&mut line).unwrap();
+            assert_ne!(length, 0, "the server does not announce its socket: {lines:?}");
             if let Some(path) = line.strip_prefix(MARKER) {
                 break PathBuf::from(path.trim_end());
             }
+            lines.push(line);
         };
-        Self { child, stderr, socket }
+        (Self { child, stderr, socket }, lines)
     }
 }
 
@@ -46,7 +53,7 @@ impl Drop for Server {
 }
 
 /// Returns a client whose connection is standard input and output of `proxy`.
-async fn proxy_client(proxy: &mut Command) -> (StepRunnerClient<Channel>, Child) {
+pub(super) async fn proxy_client(proxy: &mut Command) -> (StepRunnerClient<Channel>, Child) {
     let mut child = proxy.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let (stdin, stdout) =

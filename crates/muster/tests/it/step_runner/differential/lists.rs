@@ -1,20 +1,20 @@
 //! Lists of steps that Muster and GitLab's step-runner run, and every difference between their results, with its reason.
 
 /// A list of steps, with the differences between the results of Muster and of step-runner.
-pub(super) struct Case {
-    pub(super) steps: &'static str,
-    pub(super) differences: &'static [Difference],
+pub(in crate::step_runner) struct Case {
+    pub(in crate::step_runner) steps: &'static str,
+    pub(in crate::step_runner) differences: &'static [Difference],
 }
 
 /// A difference between the results of Muster and of step-runner.
-pub(super) struct Difference {
+pub(in crate::step_runner) struct Difference {
     /// Whether the results differ if Muster uses the legacy dialect.
-    pub(super) in_legacy: bool,
+    pub(in crate::step_runner) in_legacy: bool,
     /// Whether the results differ if Muster uses the current dialect.
-    pub(super) in_current: bool,
+    pub(in crate::step_runner) in_current: bool,
     /// Whether one program succeeds and the other one fails.
-    pub(super) has_other_exit_status: bool,
-    pub(super) reason: &'static str,
+    pub(in crate::step_runner) has_other_exit_status: bool,
+    pub(in crate::step_runner) reason: &'static str,
 }
 
 const fn same(steps: &'static str) -> Case {
@@ -72,7 +72,7 @@ const BRACES: &str =
 
 /// Lists that both programs run. In them, `/PROJECT` is the directory of the job, and `./NAME` is a step in `project/`.
 #[rustfmt::skip]
-pub(super) const CASES: [Case; 96] = [
+pub(in crate::step_runner) const CASES: [Case; 96] = [
     // Inputs, their types and defaults.
     same(r"[{name: a, step: ./e}]"),
     same(r"[{name: a, step: ./e, inputs: {s: '${{job.CI_V}}', n: 2.50, b: false, o: {k: [1]}, a: [x, 1]}}]"),

@@ -8,7 +8,7 @@
 //! - Paths of temporary files.
 //! - The line before a step in the current dialect.
 
-mod lists;
+pub(super) mod lists;
 
 use std::path::Path;
 
@@ -99,7 +99,7 @@ fn run(program: &Path, arguments: &[&str], steps: &str, dialect: &str) -> Run {
 }
 
 /// Copies the files of a directory and of the directories in it.
-fn copy_files(from: &Path, to: &Path) {
+pub(super) fn copy_files(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
         let (path, target) = (entry.path(), to.join(entry.file_name()));
         if path.is_dir() {

@@ -1,0 +1,100 @@
+//! Mutual TLS between an agent that listens on a TCP address and its clients: each end proves who it is by a certificate.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_job::error_chain;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+/// Name of HTTP/2 in the negotiation of the protocol. Go's gRPC clients require it.
+const HTTP2: &[u8] = b"h2";
+
+/// Files of one end of a connection, in PEM format.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificate of this end, followed by the certificates of intermediate authorities, if any.
+    pub certificate: PathBuf,
+    /// Private key of the certificate.
+    pub key: PathBuf,
+    /// Certificates of the authorities that sign the certificates of the other end.
+    pub authority: PathBuf,
+}
+
+/// A file that cannot be used for TLS.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to use {} for TLS: {message}", path.display())]
+pub struct TlsError {
+    /// The file.
+    pub path: PathBuf,
+    /// Cause, with a remedy if there is one.
+    pub message: String,
+}
+
+impl TlsFiles {
+    /// Returns the configuration of a server that accepts only clients whose certificate is from the authority.
+    ///
+    /// # Errors
+    /// [`TlsError`] if a file is invalid.
+    pub fn server(&self) -> Result<ServerConfig, TlsError> {
+        let provider = Arc::new(default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.authorities()?, Arc::clone(&provider)).build();
+        let verifier = verifier.map_err(|error| invalid(&self.authority, &error))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(&self.certificate, &error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(certificates(&self.certificate)?, self.key()?)
+            .map_err(|error| invalid(&self.certificate, &error))?;
+        config.alpn_protocols = vec![HTTP2.to_vec()];
+        Ok(config)
+    }
+
+    /// Returns the configuration of a client that accepts only servers whose certificate is from the authority, and names the server's address.
+    ///
+    /// # Errors
+    /// [`TlsError`] if a file is invalid.
+    pub fn client(&self) -> Result<ClientConfig, TlsError> {
+        let provider = Arc::new(default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(self.authorities()?, Arc::clone(&provider)).build();
+        let verifier = verifier.map_err(|error| invalid(&self.authority, &error))?;
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(&self.certificate, &error))?
+            .with_webpki_verifier(verifier)
+            .with_client_auth_cert(certificates(&self.certificate)?, self.key()?)
+            .map_err(|error| invalid(&self.certificate, &error))?;
+        config.alpn_protocols = vec![HTTP2.to_vec()];
+        Ok(config)
+    }
+
+    fn authorities(&self) -> Result<Arc<RootCertStore>, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.authority)? {
+            roots.add(certificate).map_err(|error| invalid(&self.authority, &error))?;
+        }
+        Ok(Arc::new(roots))
+    }
+
+    fn key(&self) -> Result<PrivateKeyDer<'static>, TlsError> {
+        PrivateKeyDer::from_pem_file(&self.key).map_err(|error| invalid(&self.key, &error))
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let parsed = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let parsed = parsed.map_err(|error| invalid(path, &error))?;
+    if parsed.is_empty() {
+        let message = "it contains no certificate; name a file in PEM format".to_owned();
+        return Err(TlsError { path: path.to_owned(), message });
+    }
+    Ok(parsed)
+}
+
+fn invalid(path: &Path, error: &dyn std::error::Error) -> TlsError {
+    TlsError { path: path.to_owned(), message: error_chain(error) }
+}

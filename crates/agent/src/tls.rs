@@ -1,0 +1,124 @@
+//! Connections over TCP with mutual TLS.
+//!
+//! A connection counts as open only after its handshake, so clients without a certificate neither keep an agent from becoming idle nor reach a
+//! service.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use muster_agent_api::tls::{TlsError, TlsFiles};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::task::AbortOnDropHandle;
+
+/// Delay before connections are accepted again after an error, which is usually a lack of file descriptors.
+pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Maximum duration of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of handshakes at once. A further connection ends the oldest one, so that clients that send nothing block no others.
+const MAX_HANDSHAKES: usize = 64;
+
+/// Address on which an agent accepts clients with a certificate.
+#[derive(Debug, Clone)]
+pub struct TcpOptions {
+    /// Host and port. With port 0, the system chooses one.
+    pub address: String,
+    /// Certificate of the agent, and the authority of its clients.
+    pub tls: TlsFiles,
+}
+
+/// Reason why an agent cannot listen on an address.
+#[derive(Debug, thiserror::Error)]
+pub enum TcpError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The address cannot be used.
+    #[error("failed to listen on {address}; use the address of this machine and a free port, as HOST:PORT")]
+    Address {
+        /// The address.
+        address: String,
+        /// Cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A bound address, with the certificates of its connections.
+pub(crate) struct TlsListener {
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    pub(crate) address: SocketAddr,
+}
+
+impl TlsListener {
+    /// Reads the files, and binds the address.
+    pub(crate) async fn bind(options: &TcpOptions) -> Result<Self, TcpError> {
+        let acceptor = TlsAcceptor::from(Arc::new(options.tls.server()?));
+        let failed = |source| TcpError::Address { address: options.address.clone(), source };
+        let listener = TcpListener::bind(&options.address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, acceptor, address })
+    }
+
+    /// Accepts connections until the stream is dropped.
+    pub(crate) fn accept(self) -> impl Stream<Item = TlsStream<TcpStream>> {
+        let (sender, receiver) = mpsc::channel(1);
+        let accepting = AbortOnDropHandle::new(tokio::spawn(self.shake_hands(sender)));
+        futures::stream::unfold((receiver, accepting), |(mut receiver, accepting)| async {
+            let stream = receiver.recv().await?;
+            Some((stream, (receiver, accepting)))
+        })
+    }
+
+    async fn shake_hands(self, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
+        let mut handshakes = JoinSet::new();
+        let mut running: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            let connection = tokio::select! {
+                connection = self.listener.accept() => connection,
+                Some(_) = handshakes.join_next() => continue,
+            };
+            match connection {
+                Ok((stream, peer)) => {
+                    running.retain(|handshake| !handshake.is_finished());
+                    if running.len() >= MAX_HANDSHAKES
+                        && let Some(oldest) = running.pop_front()
+                    {
+                        oldest.abort();
+                    }
+                    let handshake = shake_hands(self.acceptor.clone(), stream, peer, accepted.clone());
+                    running.push_back(handshakes.spawn(handshake));
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "failed to accept a TCP connection, retrying");
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+                }
+            }
+        }
+    }
+}
+
+async fn shake_hands(
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+    peer: SocketAddr,
+    accepted: mpsc::Sender<TlsStream<TcpStream>>,
+) {
+    // Messages are small, and their senders wait for answers.
+    let _ = stream.set_nodelay(true);
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+        // The receiver is closed if the agent shuts down.
+        Ok(Ok(stream)) => drop(accepted.send(stream).await),
+        Ok(Err(error)) => tracing::warn!(%peer, %error, "connection refused"),
+        Err(_) => tracing::warn!(%peer, error = "no TLS handshake in time", "connection refused"),
+    }
+}

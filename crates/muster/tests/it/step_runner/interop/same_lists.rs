@@ -1,0 +1,79 @@
+//! Lists that GitLab's client runs at Muster's server and at GitLab's server, with the same log, state and message.
+//!
+//! Differences that all lists have are removed before the comparison: GitLab's server sends neither blank lines nor carriage returns before line feeds,
+//! ends each log with a line feed, and its messages contain other paths of temporary files. Muster runs the lists in the legacy dialect.
+
+use super::*;
+use crate::step_runner::differential::copy_files;
+use crate::step_runner::differential::lists::{CASES, Case};
+
+/// Reason of lists with a path relative to the directory of the server, which has no such file.
+const MESSAGE: &str = "The messages for the missing file have different remedies, or the text of the operating system.";
+/// Lists whose results differ only over a socket, with the reason.
+const ONLY_OVER_A_SOCKET: [(&str, &str); 3] = [
+    (
+        r##"[{name: t, script: 'printf "%s\n" "#!/bin/sh" "pwd; echo \$1 \$W" >tool/tool; chmod +x tool/tool'}, {name: a, step: ./tool, env: {OUTER: o}}]"##,
+        MESSAGE,
+    ),
+    (r"[{name: a, step: './${{job.CI_V}}/../e', inputs: {s: dynamic}}]", MESSAGE),
+    (
+        r#"[{name: a, script: 'head -c 100000 /dev/zero | tr "\\0" x; echo; echo after'}]"#,
+        "GitLab's server ends the stream at a line over 64 KiB with an error.",
+    ),
+];
+
+#[tokio::test]
+async fn their_client_gets_the_same_results_from_both_servers() {
+    let Some(theirs) = variable(PROGRAM) else { return };
+    let (our_project, their_project) = (Project::new(), Project::new());
+    let ours = Server::start_agent(&our_project);
+    let theirs = Server::start_theirs(&their_project, &theirs).await;
+    let Some(mut our_results) = TheirClient::new(&our_project, json!({ "socket": ours.socket })) else { return };
+    let Some(mut their_results) = TheirClient::new(&their_project, json!({ "socket": theirs.socket })) else { return };
+    let mut problems = Vec::new();
+    for (number, case) in CASES.iter().enumerate() {
+        let id = number.to_string();
+        let ours = run(&mut our_results, &our_project, &id, case);
+        let theirs = run(&mut their_results, &their_project, &id, case);
+        let reason = ONLY_OVER_A_SOCKET.iter().find(|(steps, _)| *steps == case.steps).map(|(_, reason)| reason);
+        let differs_in_files = case.differences.iter().any(|difference| difference.in_legacy);
+        let problem = match reason {
+            None if ours != theirs && !differs_in_files => "no difference is listed",
+            Some(_) if ours == theirs => "remove the reason",
+            _ => continue,
+        };
+        problems.push(format!("{}: {problem}\n  ours: {ours:?}\n  theirs: {theirs:?}", case.steps));
+    }
+    assert!(problems.is_empty(), "{} of {} lists:\n{}", problems.len(), CASES.len(), problems.join("\n"));
+    for (steps, _) in ONLY_OVER_A_SOCKET {
+        assert!(CASES.iter().any(|case| case.steps == steps), "no list has the steps {steps}");
+    }
+    println!("GitLab's client ran {} lists at both servers; all differences are listed", CASES.len());
+}
+
+/// Runs a list in an empty project. Returns the log, the job's state with its message, and whether the call succeeded.
+fn run(client: &mut TheirClient, project: &Project, id: &str, case: &Case) -> (String, Option<(String, String)>, bool) {
+    std::fs::remove_dir_all(project.work()).unwrap();
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/step_runner/differential/project");
+    std::fs::create_dir(project.work()).unwrap();
+    copy_files(&files, &project.work());
+    let work = project.work().to_str().unwrap().to_owned();
+    let values = [("CI_STEPS_DIALECT", "legacy"), ("CI_PROJECT_DIR", &work), ("CI_V", "v")];
+    let variables: Vec<_> = values.iter().map(|(key, value)| json!({ "Key": key, "Value": value })).collect();
+    let env: Map<_, _> = values.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+    let steps = format!("{{}}\n---\nrun: {}\n", case.steps.replace("/PROJECT", &work));
+    let answer = client.call("run_and_follow", id, json!({ "steps": steps, "env": env, "variables": variables }));
+    let normalize = |text: &str| {
+        let text = text.replace(&work, "<project>").replace(project.tmp().to_str().unwrap(), "<tmp>");
+        let words = text.split_inclusive([' ', '"']).map(|word| match word.strip_prefix("<tmp>") {
+            Some(_) => format!("<file>{}", word.trim_start_matches(|c| c != ' ' && c != '"')),
+            None => word.to_owned(),
+        });
+        words.collect::<String>()
+    };
+    let lines = answer.log.split('\n').map(|line| line.trim_end_matches('\r')).filter(|line| !line.is_empty());
+    let log = normalize(&lines.collect::<Vec<_>>().join("\n"));
+    let state = answer.states.get(id).map(|state| (state.state.clone(), normalize(&state.message)));
+    // The messages differ: GitLab's server repeats the whole request.
+    (log, state, answer.error.is_empty())
+}
