@@ -135,6 +135,9 @@ pub struct JobPlan {
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
+    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub record_calls: bool,
     /// Options for authors of steps.
     #[serde(skip_serializing_if = "Development::is_default")]
     pub development: Development,

@@ -342,6 +342,10 @@ impl engine::Job for Context {
         Some(&self.plan.development).filter(|development| !development.is_default())
     }
 
+    fn records_calls(&self) -> bool {
+        self.plan.record_calls
+    }
+
     fn debugger(&self) -> Option<&Arc<engine::Debugger>> {
         self.debugger.as_ref()
     }

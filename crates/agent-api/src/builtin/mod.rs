@@ -4,12 +4,14 @@ mod docker;
 mod driver;
 mod git_mirror;
 mod inputs;
+mod record;
 mod resource_share;
 mod service;
 mod unpack;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 pub use docker::{
     ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, PreparedPolicy,
@@ -38,4 +40,11 @@ pub const GLOBAL_GIT_CONFIG: &str = ".glr.gconf";
 pub trait Inputs: Serialize + DeserializeOwned {
     /// Name of the step without `builtin://`.
     const BUILTIN: &'static str;
+
+    /// Returns the parameters of the step for the result of its job.
+    ///
+    /// Inputs contain signed URLs, tokens and texts of the operator, so each step lists what may be recorded. The default is nothing.
+    fn record(&self) -> Map<String, Value> {
+        Map::new()
+    }
 }

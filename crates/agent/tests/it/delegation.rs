@@ -78,9 +78,9 @@ async fn delegated_steps_share_log_and_result_tree() {
     let second_agent = SecondAgent::below(&agent);
     let steps = vec![
         script(&["echo \"$PLACE, $A and $SECRET in ${PWD#$ROOT}\"; echo agent $PPID; readlink /proc/$PPID/cwd"]),
-        script(&["exit 7"]),
+        script(&["exit 7 # hunter22hunter"]),
     ];
-    let plan = plan(&agent, &second_agent, steps);
+    let plan = JobPlan { record_calls: true, ..plan(&agent, &second_agent, steps) };
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22hunter") };
     let root = variable("ROOT", &agent.dir.path().to_string_lossy());
     agent.run("1-1", &plan, &[variable("A", "passed on"), secret, root]).await;
@@ -94,6 +94,8 @@ async fn delegated_steps_share_log_and_result_tree() {
     let inside: Vec<_> = step.steps.iter().map(|step| (step.name.as_str(), step.status, step.exit_code)).collect();
     let expected = [("step_script", StepStatus::Success, None), ("step_script", StepStatus::Failure, Some(7))];
     assert_eq!((step.status, step.exit_code, inside), (StepStatus::Failure, Some(7), expected.to_vec()));
+    let failed = step.steps[1].call.as_ref().unwrap();
+    assert_eq!((failed.step.as_str(), &failed.inputs["commands"][0]), ("builtin:script", &"exit 7 # [MASKED]".into()));
     let pid = log.lines().find_map(|line| line.strip_prefix("agent ")).unwrap();
     assert!(!is_running(pid), "the second agent still runs");
     assert!(!second_agent.dir.join("spool/delegated").exists(), "the second agent has closed the job");

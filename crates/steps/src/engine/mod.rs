@@ -105,6 +105,11 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
+    /// Returns whether the result contains a record of each step's call.
+    fn records_calls(&self) -> bool {
+        false
+    }
+
     /// Returns the debugger of the job. `None` means that the job cannot be paused.
     fn debugger(&self) -> Option<&Arc<Debugger>> {
         None
@@ -246,6 +251,7 @@ impl<J: Job> Engine<J> {
             failure.map(|failure| if step.policy.by_operator { failure.in_operator_step(&step.name) } else { failure });
         let mut node = start.node(&step.name, failure.as_ref().into(), used, nodes);
         node.attempts = (attempts > 1).then_some(attempts);
+        node.call.clone_from(&step.record);
         if let Some(failure) = failure {
             progress.record_failure(step, failure, cancellation, |line| self.print(line));
         }

@@ -10,7 +10,7 @@ use muster_agent_api::result::StepNode;
 use muster_job::{TerminationCause, go_duration};
 use tokio_util::sync::CancellationToken;
 
-use super::user_steps::UserSteps;
+use super::user_steps::{RecordedCalls, UserSteps};
 use super::{Debugger, Engine, Job, JobCancellation, StepsResult};
 use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
@@ -183,6 +183,11 @@ impl<J: Job> Engine<J> {
         user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
         // The lock file in the job's repository does not apply to steps of the operator.
         user_steps.obeys_lock_file = !step.policy.by_operator;
+        user_steps.recorded_calls = match self.job.records_calls() {
+            false => RecordedCalls::None,
+            true if step.policy.by_operator => RecordedCalls::WithoutValues,
+            true => RecordedCalls::Complete,
+        };
         user_steps.retry_backoff = self.retry_backoff;
         user_steps.has_section_markers = self.has_section_markers;
         let result = match &step.call {

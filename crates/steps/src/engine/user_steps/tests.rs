@@ -59,6 +59,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         exports: Arc::default(),
         is_step_file: false,
         on_results: None,
+        recorded_calls: RecordedCalls::None,
         development: None,
         debugger: None,
         step_source: None,
