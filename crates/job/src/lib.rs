@@ -9,6 +9,7 @@
 mod duration;
 mod error_chain;
 mod expand;
+mod export_kind;
 mod failure;
 mod id;
 pub mod invariants;
@@ -24,6 +25,7 @@ mod variable;
 pub use duration::{GoDuration, go_duration, milliseconds};
 pub use error_chain::error_chain;
 pub use expand::{expand, expand_within};
+pub use export_kind::ExportKind;
 pub use failure::{FailureReason, TerminationCause};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
 pub use loopback::is_loopback;

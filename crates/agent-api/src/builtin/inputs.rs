@@ -366,6 +366,20 @@ impl Inputs for ArtifactsUploadList {
     }
 }
 
+/// Lists the files of artifacts for steps of the operator that check or sign them.
+///
+/// The variable `MUSTER_ARTIFACT_FILES` gets the path of a file with one path per line, relative to the project directory.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArtifactsList {
+    /// Artifacts, in the order of the payload.
+    pub artifacts: Vec<ArtifactsUpload>,
+}
+
+impl Inputs for ArtifactsList {
+    const BUILTIN: &'static str = "artifacts/list";
+}
+
 /// Packs and uploads files (`docs/spec/job-execution.md`, section 9).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -24,9 +24,9 @@ pub use driver::{
 pub use git_mirror::GitMirror;
 pub(crate) use inputs::is_zero;
 pub use inputs::{
-    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,
-    CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare, ProvenanceInfo, Rewrite,
-    Script, Tls,
+    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsList, ArtifactsUpload, ArtifactsUploadList, CacheEntry,
+    CacheObject, CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare,
+    ProvenanceInfo, Rewrite, Script, Tls,
 };
 pub use resource_share::{ResourceShare, StickyContext};
 pub use service::HostService;

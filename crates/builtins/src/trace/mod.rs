@@ -140,6 +140,16 @@ impl Trace {
         inner.has_added_secrets.then(|| inner.secrets.clone())
     }
 
+    /// Masks a value from now on, in the output of all streams.
+    pub fn add_secret(&self, value: &str) {
+        let mut inner = self.inner.lock();
+        inner.secrets.add(value);
+        inner.has_added_secrets = true;
+        drop(inner);
+        // The output that is held back was written before the value was known.
+        self.write_or_report(Inner::write_all_held);
+    }
+
     /// Writes, unless the sink failed before. Reports the first failure.
     fn write_or_report(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
         let mut inner = self.inner.lock();
@@ -227,6 +237,11 @@ impl Inner {
         }
         // A masker holds back output that may be the beginning of a masked value. No masked value continues with a line that adds a value, so
         // what is held back can be written.
+        self.write_all_held()
+    }
+
+    /// Writes what the maskers of all streams hold back. The output after it is masked with the secrets of now.
+    fn write_all_held(&mut self) -> io::Result<()> {
         self.streams().into_iter().try_for_each(|stream| self.write_held(stream, false))
     }
 

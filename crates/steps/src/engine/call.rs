@@ -225,7 +225,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Runs a step file that is not called by another step. Its inputs have their defaults.
+    /// Runs a step file that is not called by another step. Its inputs have their defaults. Returns its outputs.
     ///
     /// # Errors
     /// An input has no default, or the step fails.
@@ -234,7 +234,7 @@ impl UserSteps<'_> {
         path: &str,
         file: &StepFile,
         nodes: &mut Vec<StepNode>,
-    ) -> Result<(), StepError> {
+    ) -> Result<Map<String, Value>, StepError> {
         let invocation = Invocation {
             file,
             dir: self.work_dir,
@@ -254,7 +254,7 @@ impl UserSteps<'_> {
         if let Some(result) = record.results.first() {
             self.write_results(result).await;
         }
-        result.map(drop)
+        result
     }
 
     /// Calls a step, and records its nodes and, for the results file, its result.

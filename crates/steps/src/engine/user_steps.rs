@@ -280,13 +280,21 @@ impl<'a> UserSteps<'a> {
         })
     }
 
-    /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started.
+    /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started. If `returns_outputs` is set, returns the
+    /// outputs of the last step.
     ///
     /// # Errors
     /// The first failure. The steps after it are not started.
-    pub(super) async fn run(&self, name: &str, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
+    pub(super) async fn run(
+        &self,
+        name: &str,
+        list: &Value,
+        returns_outputs: bool,
+        nodes: &mut Vec<StepNode>,
+    ) -> Result<Map<String, Value>, StepError> {
         let entries = parse_run_list(list).map_err(|error| StepError::Step(error.to_string()))?;
-        self.run_file(name, &StepFile::of_list(entries), nodes).await
+        let file = if returns_outputs { StepFile::with_outputs_of_last(entries) } else { StepFile::of_list(entries) };
+        self.run_file(name, &file, nodes).await
     }
 
     /// Converts an error to the failure of the job, without sensitive values.
