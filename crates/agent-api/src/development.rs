@@ -1,4 +1,4 @@
-//! Options of a job for authors of steps: breakpoints, fake steps, and recorded calls. Jobs from a coordinator have none.
+//! Options of a job for authors of steps: breakpoints and fake steps. Jobs from a coordinator have none.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,9 +17,6 @@ pub struct Development {
     /// Steps that replace called steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fakes: Vec<FakeStep>,
-    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step that an author wrote.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub record_calls: bool,
 }
 
 impl Development {

@@ -7,6 +7,7 @@
 //! policy.
 
 pub mod builtin;
+mod call_record;
 pub mod client;
 mod codec;
 pub mod container;

@@ -8,7 +8,9 @@
 //!
 //! Unknown fields are ignored and missing fields have defaults, so that manager and agent can have adjacent versions.
 
-use muster_job::StepPolicy;
+use std::collections::BTreeMap;
+
+use muster_job::{ExportKind, StepPolicy};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -135,6 +137,9 @@ pub struct JobPlan {
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
+    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub record_calls: bool,
     /// Options for authors of steps.
     #[serde(skip_serializing_if = "Development::is_default")]
     pub development: Development,
@@ -201,6 +206,35 @@ pub struct Policy {
     /// Whether the operator of the runner added the step. Its failure then counts as a failure of the runner, not of the job.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub by_operator: bool,
+    /// Variables that a step of the operator exports for the rest of the job, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub exports: BTreeMap<String, ExportKind>,
+    /// Whether the output `files` of a step of the operator names files to add to the archives of the job's artifacts.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub adds_artifacts: bool,
+    /// Role of the step in the upload of artifacts that steps of the operator check or sign.
+    #[serde(skip_serializing_if = "UploadRole::is_none")]
+    pub upload_role: UploadRole,
+}
+
+/// Role of a step in the upload of artifacts that steps of the operator check or sign.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UploadRole {
+    /// No role.
+    #[default]
+    None,
+    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded.
+    Check,
+    /// Uploads the artifacts.
+    Upload,
+}
+
+impl UploadRole {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 impl Default for Policy {
@@ -213,6 +247,9 @@ impl Default for Policy {
             timeout_ms: 0,
             allow_failure: false,
             by_operator: false,
+            exports: BTreeMap::new(),
+            adds_artifacts: false,
+            upload_role: UploadRole::None,
         }
     }
 }

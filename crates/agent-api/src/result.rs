@@ -2,10 +2,15 @@
 
 use muster_job::{FailureReason, TerminationCause};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+use crate::call_record::json_size_within;
+pub use crate::call_record::{BUILTIN_PREFIX, CallRecord, MASKED, masked_value};
 
 /// Key of the job's resource usage in the human-readable tree.
 const USAGE_KEY: &str = "used";
+/// Maximum size of the records of all calls of a job together.
+const MAX_RECORDS_BYTES: usize = 4 * 1024 * 1024;
 
 /// Result of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +41,38 @@ impl JobResult {
         }
         Some(tree)
     }
+
+    /// Returns the human-readable tree if its JSON has at most `max` bytes. A larger tree loses the records of all calls first. `None` means
+    /// that the tree is too large even without them.
+    #[must_use]
+    pub fn to_tree_within(&self, max: usize) -> Option<Value> {
+        let fits = |tree: &Value| json_size_within(tree, max).is_some();
+        self.to_tree().filter(fits).or_else(|| {
+            let mut result = self.clone();
+            remove_calls(&mut result.tree);
+            result.to_tree().filter(fits)
+        })
+    }
+}
+
+/// Limits the records of a job in size. They must be masked before, so that a text is not cut inside a value that must be masked.
+pub fn limit_records(tree: &mut StepNode) {
+    let mut left = MAX_RECORDS_BYTES;
+    limit_within(tree, &mut left);
+}
+
+/// Limits the records of a step and of the steps inside it to `left` bytes.
+fn limit_within(node: &mut StepNode, left: &mut usize) {
+    if let Some(call) = &mut node.call {
+        call.limit(left);
+    }
+    node.steps.iter_mut().for_each(|step| limit_within(step, left));
+}
+
+/// Removes the records of a step and of the steps inside it.
+fn remove_calls(node: &mut StepNode) {
+    node.call = None;
+    node.steps.iter_mut().for_each(remove_calls);
 }
 
 /// Resources that a job used.
@@ -173,69 +210,9 @@ pub struct StepNode {
     /// Steps inside this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,
-    /// Call of an author's step, if the job recorded the calls.
+    /// Call of the step, if the job recorded the calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<Box<CallRecord>>,
-}
-
-/// Parameters and results of a step that an author wrote. Sensitive and masked values are replaced.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CallRecord {
-    /// Text reference of the step, before its expressions are evaluated. `script` for a script.
-    pub step: String,
-    /// Inputs, with their defaults.
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    pub inputs: Map<String, Value>,
-    /// Environment variables of the step. A result tree omits the variables that all steps of the job have.
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    pub env: Map<String, Value>,
-    /// Program and arguments of the step's process.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub command: Vec<String>,
-    /// Working directory of the step's process.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub work_dir: String,
-    /// Outputs that the step returned.
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    pub outputs: Map<String, Value>,
-    /// Variables that the step exported.
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    pub exports: Map<String, Value>,
-}
-
-impl CallRecord {
-    /// Returns the record with all its texts masked by `mask`, except the names of inputs, outputs and variables.
-    #[must_use]
-    pub fn masked(&self, mask: &dyn Fn(&str) -> String) -> Self {
-        let map = |map: &Map<String, Value>| {
-            map.iter().map(|(key, value)| (key.clone(), masked_value(value, mask))).collect::<Map<_, _>>()
-        };
-        Self {
-            step: mask(&self.step),
-            inputs: map(&self.inputs),
-            env: map(&self.env),
-            command: self.command.iter().map(|word| mask(word)).collect(),
-            work_dir: mask(&self.work_dir),
-            outputs: map(&self.outputs),
-            exports: map(&self.exports),
-        }
-    }
-}
-
-/// Returns a value with the texts and numbers in it, and the keys of the maps in it, masked by `mask`.
-pub fn masked_value(value: &Value, mask: &dyn Fn(&str) -> String) -> Value {
-    match value {
-        Value::String(text) => Value::String(mask(text)),
-        Value::Number(number) => {
-            let text = number.to_string();
-            let masked = mask(&text);
-            if masked == text { value.clone() } else { Value::String(masked) }
-        }
-        Value::Array(items) => items.iter().map(|item| masked_value(item, mask)).collect(),
-        Value::Object(map) => map.iter().map(|(key, value)| (mask(key), masked_value(value, mask))).collect(),
-        other => other.clone(),
-    }
 }
 
 /// How a step ended.

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use futures::FutureExt;
 use muster_agent_api::plan::{JobPlan, job_plan};
-use muster_agent_api::result::{JobResult, Outcome, StepNode};
+use muster_agent_api::result::{JobResult, Outcome, StepNode, limit_records};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobOutcome};
 use muster_builtins::trace::{Trace, TraceOptions};
@@ -76,7 +76,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
         let parent = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = parent.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
-    let steps = registry().load(std::mem::take(&mut plan.steps))?;
+    let steps = registry().recording_calls(plan.record_calls).load(std::mem::take(&mut plan.steps))?;
     Ok(ParsedRequest { plan, steps, env: request.env.clone() })
 }
 
@@ -116,6 +116,7 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcome, secrets: &Secrets) {
     let mut tree = outcome.tree;
     mask(&mut tree, secrets);
+    limit_records(&mut tree);
     let result = JobResult {
         outcome: outcome.outcome,
         message: secrets.mask(&outcome.message),
@@ -210,8 +211,7 @@ async fn run(
     if let (Some(used), Some(error)) = (&mut outcome.used, share_error) {
         used.share_error = error;
     }
-    if plan.adds_masks {
-        let secrets = trace.secrets();
+    if let Some(secrets) = trace.secrets_with_added() {
         mask(&mut outcome.tree, &secrets);
         outcome.message = secrets.mask(&outcome.message);
     }

@@ -153,6 +153,8 @@ pub struct Context {
     pub debugger: Option<Arc<engine::Debugger>>,
     /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` determines whether they are written to a file.
     pub on_results: Option<engine::OnResults>,
+    /// Files that steps of the operator add to the archives of the job's artifacts.
+    pub(crate) added_artifacts: Mutex<Vec<String>>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
     /// Resource usage of delegated steps in their environments, and of services.
@@ -204,6 +206,7 @@ impl Context {
             driver: Mutex::default(),
             debugger: None,
             on_results: None,
+            added_artifacts: Mutex::default(),
             on_user_code,
             user_code_started: tokio::sync::Mutex::new(false),
             delegated_usage: Mutex::default(),
@@ -342,6 +345,10 @@ impl engine::Job for Context {
         Some(&self.plan.development).filter(|development| !development.is_default())
     }
 
+    fn records_calls(&self) -> bool {
+        self.plan.record_calls
+    }
+
     fn debugger(&self) -> Option<&Arc<engine::Debugger>> {
         self.debugger.as_ref()
     }
@@ -383,6 +390,22 @@ impl engine::Job for Context {
         let steps = job_steps(&plan).map_err(|error| Failure::System(format!("failed to write a plan: {error}")))?;
         let job = Job { variables: self.variables.current(), build_dir: project_dir };
         Ok(RunRequest { id: DELEGATED_JOB_ID.to_owned(), steps, job: Some(job), ..RunRequest::default() })
+    }
+
+    fn mask_values(&self, values: &[String]) {
+        values.iter().for_each(|value| self.trace.add_secret(value));
+    }
+
+    fn add_variables(&self, variables: Vec<engine::ExportedVariable>) -> Result<(), Failure> {
+        // The values are masked before the job can use them.
+        for variable in variables.iter().filter(|variable| variable.kind.is_masked()) {
+            self.trace.add_secret(&variable.value);
+        }
+        self.variables.add_exported(variables, &self.temp_dir).map_err(Failure::io("failed to replace a file variable"))
+    }
+
+    fn add_artifact_files(&self, files: Vec<String>) {
+        self.added_artifacts.lock().extend(files);
     }
 
     fn add_delegated_usage(&self, usage: &ResourceUsage) {

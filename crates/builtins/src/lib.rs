@@ -39,8 +39,8 @@ mod trash;
 mod variables;
 
 use muster_agent_api::builtin::{
-    AgentProcess, ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
-    DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script,
+    AgentProcess, ArtifactsDownload, ArtifactsList, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup,
+    DockerContainer, DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script,
 };
 use muster_steps::builtin::Registry;
 
@@ -69,6 +69,7 @@ pub fn registry() -> Registry<Context> {
         .with::<CacheRestore>()
         .with::<CacheSave>()
         .with::<ArtifactsDownload>()
+        .with::<ArtifactsList>()
         .with::<ArtifactsUploadList>()
         .with::<Cleanup>()
         .with::<DriverPrepare>()

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use muster_agent_api::step_runner::Variable;
 use muster_archive::{Root, create_root};
 use muster_files::{FileError, Limit, open_in, read_open};
+use muster_job::ExportKind;
+use muster_steps::engine::ExportedVariable;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -57,16 +59,37 @@ pub struct Variables {
     changed: Mutex<HashMap<&'static str, String>>,
     /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
     from_gitlab_env: Mutex<Vec<(String, String)>>,
+    /// Variables that steps of the operator have added. They replace all others, so that a job cannot change them.
+    added: Mutex<Vec<JobVariable>>,
 }
 
 impl Variables {
     /// Returns the variables of a job, in the order of the payload.
     #[must_use]
     pub fn new(all: Vec<JobVariable>) -> Self {
-        Self { all, changed: Mutex::default(), from_gitlab_env: Mutex::default() }
+        Self { all, changed: Mutex::default(), from_gitlab_env: Mutex::default(), added: Mutex::default() }
     }
 
-    /// Returns the value of a variable that is not a file variable.
+    /// Adds variables. They replace variables of the same name.
+    pub fn add(&self, variables: impl IntoIterator<Item = JobVariable>) {
+        self.added.lock().extend(variables);
+    }
+
+    /// Adds the variables that a step of the operator exported. The files of file variables are written before the next step.
+    ///
+    /// # Errors
+    /// The file of a file variable with the same name cannot be removed.
+    pub(crate) fn add_exported(&self, exported: Vec<ExportedVariable>, temp_dir: &Path) -> io::Result<()> {
+        for ExportedVariable { name, value, kind } in exported {
+            if let Some(path) = file_variable_path(temp_dir, &name).filter(|_| kind == ExportKind::File) {
+                remove_if_exists(&path)?;
+            }
+            self.add([JobVariable { key: name, value, file: kind == ExportKind::File, masked: kind.is_masked() }]);
+        }
+        Ok(())
+    }
+
+    /// Returns the value that the payload has for a variable that is not a file variable.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
@@ -97,7 +120,14 @@ impl Variables {
             value: value.clone(),
             ..Variable::default()
         });
-        payload.chain(from_gitlab_env).collect()
+        let added = self.added.lock();
+        let added = added.iter().map(|variable| Variable {
+            key: variable.key.clone(),
+            value: variable.value.clone(),
+            file: variable.file,
+            masked: variable.masked,
+        });
+        payload.chain(from_gitlab_env).chain(added).collect()
     }
 
     /// Returns the values that must be masked.
@@ -115,7 +145,7 @@ impl Variables {
         create_private_dir(temp_dir, root)?;
         // A job whose end was forced may have left its files, and the next job must not read them.
         remove_content(temp_dir)?;
-        for variable in self.files() {
+        for variable in self.all.iter().filter(|variable| variable.file) {
             let path = checked_file_path(temp_dir, variable)?;
             // The file is recreated, so that its mode is right and no symbolic link is followed.
             remove_if_exists(&path)?;
@@ -134,7 +164,8 @@ impl Variables {
             create_private_dir(temp_dir, root)?;
         }
         // If a name occurs more than once, its last value is used.
-        for variable in self.files().rev() {
+        let added = self.added.lock();
+        for variable in self.all.iter().chain(&*added).filter(|variable| variable.file).rev() {
             let path = checked_file_path(temp_dir, variable)?;
             if is_missing(&path) {
                 write_private(&path, &variable.value)?;
@@ -158,10 +189,6 @@ impl Variables {
         let lines = text.lines().filter_map(|line| line.split_once('='));
         *self.from_gitlab_env.lock() = lines.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         Ok(())
-    }
-
-    fn files(&self) -> impl DoubleEndedIterator<Item = &JobVariable> {
-        self.all.iter().filter(|variable| variable.file)
     }
 
     /// Empties the temporary directory.
@@ -227,6 +254,11 @@ impl Variables {
         let env_file = temp_dir.join(ENV_FILE);
         env.push(("GITLAB_ENV".into(), env_file.to_string_lossy().into_owned().into()));
         env.extend(self.from_gitlab_env.lock().iter().map(|(key, value)| (key.clone().into(), value.clone().into())));
+        env.extend(self.added.lock().iter().map(|variable| {
+            let path = if variable.file { file_variable_path(temp_dir, &variable.key) } else { None };
+            let path = path.map(|path| path.to_string_lossy().into_owned());
+            (variable.key.clone().into(), path.unwrap_or_else(|| variable.value.clone()).into())
+        }));
         // An environment cannot represent such names and values.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
@@ -383,6 +415,24 @@ mod tests {
         assert_eq!(env.get(&OsString::from("A")).unwrap(), "3");
         assert_eq!(env.get(&OsString::from("B")).unwrap(), "x=y");
         assert_eq!(env.get(&OsString::from("CI_JOB_STATUS")).unwrap(), "failed");
+    }
+
+    #[test]
+    fn added_variables_replace_all_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let temp = dir.path().join("p.tmp");
+        let variables = Variables::new(vec![variable("A", "payload", false), variable("FILE", "payload", true)]);
+        variables.write_files(&temp, &Root::Chosen).unwrap();
+        variables.add([variable("A", "added", false), variable("NEW", "content", true)]);
+        fs::write(temp.join(ENV_FILE), "A=job\nNEW=job\n").unwrap();
+        variables.read_gitlab_env(&temp).unwrap();
+        variables.restore_files(&temp, &Root::Chosen).unwrap();
+        assert_eq!(fs::read_to_string(temp.join("NEW")).unwrap(), "content");
+        let values = variables.values(&temp);
+        assert_eq!((&values["A"], &values["NEW"]), (&"added".into(), &temp.join("NEW").to_str().unwrap().into()));
+        let current = variables.current();
+        let last = |key: &str| current.iter().rev().find(|variable| variable.key == key).unwrap();
+        assert_eq!((last("A").value.as_str(), last("NEW").file), ("added", true), "for a second agent");
     }
 
     #[test]

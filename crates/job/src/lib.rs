@@ -9,6 +9,7 @@
 mod duration;
 mod error_chain;
 mod expand;
+mod export_kind;
 mod failure;
 mod go_platform;
 mod id;
@@ -25,6 +26,7 @@ mod variable;
 pub use duration::{GoDuration, go_duration, milliseconds};
 pub use error_chain::error_chain;
 pub use expand::{expand, expand_within};
+pub use export_kind::ExportKind;
 pub use failure::{FailureReason, TerminationCause};
 pub use go_platform::{go_architecture, go_architecture_of, go_os};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};

@@ -7,10 +7,11 @@ use muster_runner_api::payload::JobPayload;
 use muster_runner_api::routes::MAX_UPDATE_BODY_BYTES;
 use muster_runner_api::wire::{Output, UpdateRequest};
 
+use crate::lower::wants_result_tree;
 use crate::state::ManagerOutcome;
 
-/// Maximum size of the tree of step results in bytes. The other fields of an update need less than the rest of the limit.
-const MAX_TREE_BYTES: usize = MAX_UPDATE_BODY_BYTES - 64 * 1024;
+/// Maximum size of a result tree. The rest of the update must also fit into `MAX_UPDATE_BODY_BYTES`.
+const MAX_TREE_BYTES: usize = MAX_UPDATE_BODY_BYTES / 2;
 
 /// Returns the final update of a job that ended at an agent. Its log begins at `from` in the trace.
 ///
@@ -30,41 +31,11 @@ pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, i
     };
     // A trace with the log of an earlier attempt has no checksum, because no agent has seen all of its bytes.
     let checksum = (from == 0).then(|| format!("crc32:{:08x}", result.log_crc32));
-    let wants_tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
     UpdateRequest {
         output: Output { checksum, bytesize: Some(from.saturating_add(result.log_bytes)) },
         // The tree is informational: a result without it is better than no result.
-        result_tree: wants_tree.then(|| result.to_tree()).flatten().filter(fits_into_update),
+        result_tree: wants_result_tree(payload).then(|| result.to_tree_within(MAX_TREE_BYTES)).flatten(),
         ..update(payload, state, reason, exit_code)
-    }
-}
-
-/// Returns whether a coordinator accepts an update with this tree.
-fn fits_into_update(tree: &serde_json::Value) -> bool {
-    let mut size = Size::default();
-    let fits = serde_json::to_writer(&mut size, tree).is_ok() && size.0 <= MAX_TREE_BYTES;
-    if !fits {
-        tracing::warn!(
-            bytes = size.0,
-            limit = MAX_TREE_BYTES,
-            "step results are too large, reporting the job without them"
-        );
-    }
-    fits
-}
-
-/// Counts the bytes that are written.
-#[derive(Default)]
-struct Size(usize);
-
-impl std::io::Write for Size {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0 += bytes.len();
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 
@@ -237,6 +208,27 @@ mod tests {
         assert_eq!(reported(R::ImagePullFailure, None, &known, false), "image_pull_failure");
         assert_eq!(reported(R::ImagePullFailure, None, &[], false), "runner_system_failure");
         assert_eq!(reported(R::RunnerConfigurationError, None, &[], false), "script_failure");
+    }
+
+    #[test]
+    fn result_tree_of_an_update_has_a_maximum_size() {
+        use muster_agent_api::result::CallRecord;
+        let tree_with = |name_bytes: usize, record_bytes: usize| {
+            let mut result = result(Outcome::Success);
+            result.tree.name = "n".repeat(name_bytes);
+            let call = CallRecord { step: "s".repeat(record_bytes), ..CallRecord::default() };
+            result.tree.steps = vec![StepNode { call: Some(Box::new(call)), ..result.tree.clone() }];
+            let muster = serde_json::json!({ "id": 1, "token": "t", "muster": { "result_tree": true } });
+            let payload = serde_json::from_value(muster).unwrap();
+            from_result(&payload, &result, 0, false).result_tree
+        };
+        let has_record = |name_bytes, record_bytes| {
+            let tree = tree_with(name_bytes, record_bytes)?;
+            Some(tree["steps"][0].get("call").is_some())
+        };
+        assert_eq!(has_record(10, 1000), Some(true));
+        assert_eq!(has_record(10, MAX_TREE_BYTES), Some(false), "only the records are dropped");
+        assert_eq!(has_record(MAX_TREE_BYTES, 10), None);
     }
 
     #[test]

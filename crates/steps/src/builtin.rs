@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use muster_agent_api::builtin::Inputs;
 use muster_agent_api::client::Reach;
 use muster_agent_api::plan::{self, Policy};
-use muster_agent_api::result::StepNode;
-use serde_json::Value;
+use muster_agent_api::result::{BUILTIN_PREFIX, CallRecord, StepNode};
+use serde_json::{Map, Value};
 
 use crate::definition::{StepFile, StepFileError};
 use crate::failure::Failure;
@@ -137,6 +137,8 @@ pub struct Step<J> {
     pub policy: Policy,
     /// Action of the step.
     pub call: Call<J>,
+    /// Record of the call for the result. `None` means that calls are not recorded, or that the steps inside have their own records.
+    pub record: Option<Box<CallRecord>>,
 }
 
 /// Action of a [`Step`].
@@ -252,17 +254,22 @@ pub enum PlanError {
 
 type StepFactory<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
 
+/// Returns the recorded inputs of a step with these inputs in a plan.
+type Recorder = fn(&Value) -> Map<String, Value>;
+
 type TargetFactory<J> = fn(Value) -> Result<Box<dyn DelegateTarget<J>>, serde_json::Error>;
 
 /// The built-in steps of an agent, by name.
 pub struct Registry<J> {
     steps: BTreeMap<&'static str, StepFactory<J>>,
     targets: BTreeMap<&'static str, TargetFactory<J>>,
+    recorders: BTreeMap<&'static str, Recorder>,
+    records_calls: bool,
 }
 
 impl<J> Default for Registry<J> {
     fn default() -> Self {
-        Self { steps: BTreeMap::new(), targets: BTreeMap::new() }
+        Self { steps: BTreeMap::new(), targets: BTreeMap::new(), recorders: BTreeMap::new(), records_calls: false }
     }
 }
 
@@ -277,6 +284,7 @@ impl<J> Registry<J> {
     #[must_use]
     pub fn with<B: Builtin<J> + Inputs + 'static>(mut self) -> Self {
         self.steps.insert(B::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<B>(inputs)?)));
+        self.recorders.insert(B::BUILTIN, recorded::<B>);
         self
     }
 
@@ -284,6 +292,14 @@ impl<J> Registry<J> {
     #[must_use]
     pub fn with_target<T: DelegateTarget<J> + Inputs + 'static>(mut self) -> Self {
         self.targets.insert(T::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<T>(inputs)?)));
+        self.recorders.insert(T::BUILTIN, recorded::<T>);
+        self
+    }
+
+    /// Sets whether the loaded steps have records of their calls.
+    #[must_use]
+    pub fn recording_calls(mut self, records_calls: bool) -> Self {
+        self.records_calls = records_calls;
         self
     }
 
@@ -297,6 +313,7 @@ impl<J> Registry<J> {
 
     fn load_one(&self, step: plan::Step) -> Result<Step<J>, PlanError> {
         let plan::Step { name, policy, call } = step;
+        let record = self.record(&policy, &call);
         let call = match call {
             plan::Call::Builtin { name: builtin, inputs } => Call::Builtin(unwrap_created(
                 &name,
@@ -311,8 +328,27 @@ impl<J> Registry<J> {
             plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),
             plan::Call::Steps(steps) => Call::Steps(self.load(steps)?),
         };
-        Ok(Step { name, policy, call })
+        Ok(Step { name, policy, call, record })
     }
+
+    /// Returns the record of a call. `None` means that the call is not recorded.
+    fn record(&self, policy: &Policy, call: &plan::Call) -> Option<Box<CallRecord>> {
+        let (plan::Call::Builtin { name, inputs } | plan::Call::Delegate { name, inputs, .. }) = call else {
+            return None;
+        };
+        let recorder = self.recorders.get(&**name).filter(|_| self.records_calls)?;
+        let (step, inputs) = (format!("{BUILTIN_PREFIX}{name}"), recorder(inputs));
+        Some(Box::new(if policy.by_operator {
+            CallRecord::without_values(&step, &inputs)
+        } else {
+            CallRecord { step, inputs, ..CallRecord::default() }
+        }))
+    }
+}
+
+/// Returns what is recorded of inputs of type `I`. Invalid inputs have no record, because their step cannot be loaded.
+fn recorded<I: Inputs>(inputs: &Value) -> Map<String, Value> {
+    I::deserialize(inputs).map(|inputs| inputs.record()).unwrap_or_default()
 }
 
 /// Returns the step that a factory created. `None` means that there is no factory.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::Inputs;
+use super::{Inputs, record};
 
 /// Creates the containers of a job, with their network and volumes. The steps inside run at an agent in the build container.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -54,6 +54,10 @@ pub struct DockerContainer {
 
 impl Inputs for DockerContainer {
     const BUILTIN: &'static str = "docker/container";
+
+    fn record(&self) -> Map<String, Value> {
+        record::docker_container(self)
+    }
 }
 
 /// How many build containers are prepared, and for which jobs.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use muster_job::Secret;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use super::Inputs;
+use super::{Inputs, record};
 
 /// Checks a commit out into the project directory (`docs/spec/job-execution.md`, section 2).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -70,6 +71,10 @@ pub struct Checkout {
 
 impl Inputs for Checkout {
     const BUILTIN: &'static str = "checkout";
+
+    fn record(&self) -> Map<String, Value> {
+        record::checkout(self)
+    }
 }
 
 /// A URL that git replaces by another one (`url.<to>.insteadOf = <from>`).
@@ -144,6 +149,10 @@ pub struct Cleanup {
 
 impl Inputs for Cleanup {
     const BUILTIN: &'static str = "cleanup";
+
+    fn record(&self) -> Map<String, Value> {
+        record::cleanup(self)
+    }
 }
 
 /// Runs commands in the same way as GitLab's shell scripts (`docs/spec/job-execution.md`, section 4).
@@ -179,6 +188,10 @@ pub struct Script {
 
 impl Inputs for Script {
     const BUILTIN: &'static str = "script";
+
+    fn record(&self) -> Map<String, Value> {
+        record::script(self)
+    }
 }
 
 /// Restores caches, one after the other.
@@ -191,6 +204,10 @@ pub struct CacheRestore {
 
 impl Inputs for CacheRestore {
     const BUILTIN: &'static str = "cache/restore";
+
+    fn record(&self) -> Map<String, Value> {
+        record::caches(&self.caches)
+    }
 }
 
 /// Saves caches, one after the other.
@@ -203,6 +220,10 @@ pub struct CacheSave {
 
 impl Inputs for CacheSave {
     const BUILTIN: &'static str = "cache/save";
+
+    fn record(&self) -> Map<String, Value> {
+        record::caches(&self.caches)
+    }
 }
 
 /// A cache (`docs/spec/job-execution.md`, section 10).
@@ -311,6 +332,10 @@ pub struct ArtifactsDownload {
 
 impl Inputs for ArtifactsDownload {
     const BUILTIN: &'static str = "artifacts/download";
+
+    fn record(&self) -> Map<String, Value> {
+        record::artifacts_download(self)
+    }
 }
 
 /// A job that produced an archive.
@@ -335,6 +360,24 @@ pub struct ArtifactsUploadList {
 
 impl Inputs for ArtifactsUploadList {
     const BUILTIN: &'static str = "artifacts/upload";
+
+    fn record(&self) -> Map<String, Value> {
+        record::artifacts_upload(self)
+    }
+}
+
+/// Lists the files of artifacts for steps of the operator that check or sign them.
+///
+/// The variable `MUSTER_ARTIFACT_FILES` gets the path of a file with one path per line, relative to the project directory.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ArtifactsList {
+    /// Artifacts, in the order of the payload.
+    pub artifacts: Vec<ArtifactsUpload>,
+}
+
+impl Inputs for ArtifactsList {
+    const BUILTIN: &'static str = "artifacts/list";
 }
 
 /// Packs and uploads files (`docs/spec/job-execution.md`, section 9).

@@ -4,12 +4,14 @@ mod docker;
 mod driver;
 mod git_mirror;
 mod inputs;
+mod record;
 mod resource_share;
 mod service;
 mod unpack;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 pub use docker::{
     ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, PreparedPolicy,
@@ -22,9 +24,9 @@ pub use driver::{
 pub use git_mirror::GitMirror;
 pub(crate) use inputs::is_zero;
 pub use inputs::{
-    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,
-    CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare, ProvenanceInfo, Rewrite,
-    Script, Tls,
+    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsList, ArtifactsUpload, ArtifactsUploadList, CacheEntry,
+    CacheObject, CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare,
+    ProvenanceInfo, Rewrite, Script, Tls,
 };
 pub use resource_share::{ResourceShare, StickyContext};
 pub use service::HostService;
@@ -38,4 +40,11 @@ pub const GLOBAL_GIT_CONFIG: &str = ".glr.gconf";
 pub trait Inputs: Serialize + DeserializeOwned {
     /// Name of the step without `builtin://`.
     const BUILTIN: &'static str;
+
+    /// Returns the parameters of the step for the result of its job.
+    ///
+    /// Inputs contain signed URLs, tokens and texts of the operator, so each step lists what may be recorded. The default is nothing.
+    fn record(&self) -> Map<String, Value> {
+        Map::new()
+    }
 }

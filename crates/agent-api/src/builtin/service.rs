@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use super::Inputs;
+use super::{Inputs, record};
 
 /// Starts a process that serves the job, and waits until it accepts connections. The process is terminated with the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -26,4 +27,8 @@ pub struct HostService {
 
 impl Inputs for HostService {
     const BUILTIN: &'static str = "service";
+
+    fn record(&self) -> Map<String, Value> {
+        record::host_service(self)
+    }
 }

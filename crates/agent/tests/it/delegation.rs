@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{AgentProcess, Inputs as _};
-use muster_agent_api::plan::{Call, JobPlan, Step};
+use muster_agent_api::plan::{Call, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_agent_api::step_runner::Variable;
 use muster_job::TerminationCause;
@@ -78,9 +78,9 @@ async fn delegated_steps_share_log_and_result_tree() {
     let second_agent = SecondAgent::below(&agent);
     let steps = vec![
         script(&["echo \"$PLACE, $A and $SECRET in ${PWD#$ROOT}\"; echo agent $PPID; readlink /proc/$PPID/cwd"]),
-        script(&["exit 7"]),
+        script(&["exit 7 # hunter22hunter"]),
     ];
-    let plan = plan(&agent, &second_agent, steps);
+    let plan = JobPlan { record_calls: true, ..plan(&agent, &second_agent, steps) };
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22hunter") };
     let root = variable("ROOT", &agent.dir.path().to_string_lossy());
     agent.run("1-1", &plan, &[variable("A", "passed on"), secret, root]).await;
@@ -94,9 +94,34 @@ async fn delegated_steps_share_log_and_result_tree() {
     let inside: Vec<_> = step.steps.iter().map(|step| (step.name.as_str(), step.status, step.exit_code)).collect();
     let expected = [("step_script", StepStatus::Success, None), ("step_script", StepStatus::Failure, Some(7))];
     assert_eq!((step.status, step.exit_code, inside), (StepStatus::Failure, Some(7), expected.to_vec()));
+    let failed = step.steps[1].call.as_ref().unwrap();
+    assert_eq!((failed.step.as_str(), &failed.inputs["commands"][0]), ("builtin:script", &"exit 7 # [MASKED]".into()));
     let pid = log.lines().find_map(|line| line.strip_prefix("agent ")).unwrap();
     assert!(!is_running(pid), "the second agent still runs");
     assert!(!second_agent.dir.join("spool/delegated").exists(), "the second agent has closed the job");
+}
+
+#[tokio::test]
+async fn secret_of_an_operators_step_at_a_second_agent_is_masked_in_the_whole_job() {
+    let mut agent = Agent::start().await;
+    let second_agent = SecondAgent::below(&agent);
+    let vault = agent.dir.path().join("vault");
+    std::fs::create_dir(&vault).unwrap();
+    let export = r#"echo "{\"name\":\"TOKEN\",\"value\":\"vault-4711\"}" >"$1""#;
+    let file = serde_json::json!({ "exec": { "command": ["sh", "-c", export, "vault", "${{ export_file }}"] } });
+    std::fs::write(vault.join("step.yml"), format!("{{}}\n---\n{file}")).unwrap();
+    let call = Call::Run(serde_json::json!([{ "name": "vault", "step": vault }]));
+    let mut operator = step("operator_before_vault", When::OnSuccess, call);
+    operator.policy.by_operator = true;
+    operator.policy.exports = [("TOKEN".to_owned(), muster_job::ExportKind::Masked)].into();
+    let steps = vec![operator, script(&["echo \"got $TOKEN\"; test \"$TOKEN\" = vault-4711 && exit 7"])];
+    let plan = JobPlan { record_calls: true, ..agent.plan(vec![second_agent.step(steps)]) };
+    agent.run("1-1", &plan, &[]).await;
+    let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the script got the value: {log}");
+    assert!(log.contains("\ngot [MASKED]\n") && !log.contains("vault-4711"), "{log}");
+    let result = serde_json::to_string(&result).unwrap();
+    assert!(result.contains("operator_before_vault") && !result.contains("vault-4711"), "{result}");
 }
 
 #[tokio::test]

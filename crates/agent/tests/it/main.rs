@@ -23,6 +23,7 @@ mod masking;
 mod operator_steps;
 mod output;
 mod own_keys;
+mod records;
 mod remote_steps;
 mod requests;
 mod shells;

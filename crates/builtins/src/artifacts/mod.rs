@@ -1,6 +1,7 @@
 //! `builtin://artifacts/upload` and `builtin://artifacts/download` (docs/spec/job-execution.md, section 9).
 
 mod download;
+mod list;
 mod provenance;
 mod retry;
 mod upload;
@@ -8,12 +9,13 @@ mod upload;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUploadList};
+use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsList, ArtifactsUploadList};
 use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
 use muster_steps::builtin::Builtin;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
+use muster_steps::style;
 
 use crate::context::Context;
 
@@ -51,10 +53,26 @@ impl Builtin<Context> for ArtifactsUploadList {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
+        let added = context.added_artifacts.lock().clone();
+        if !added.is_empty() && !self.artifacts.iter().any(list::is_archive) {
+            let line = "no archive gets the files that steps of the runner added, because the job uploads only reports";
+            context.print(&style::warning(line));
+        }
         for upload in &self.artifacts {
-            upload::upload(context, upload, stop).await?;
+            upload::upload(context, &list::with_added(upload, &added), stop).await?;
         }
         Ok(())
+    }
+}
+
+#[async_trait]
+impl Builtin<Context> for ArtifactsList {
+    fn is_idle(&self) -> bool {
+        self.artifacts.is_empty()
+    }
+
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
+        list::list(context, self, stop).await
     }
 }
 

@@ -56,6 +56,8 @@ pub struct Trace {
 struct Inner {
     channels: Vec<(Stream, Channel)>,
     secrets: Secrets,
+    /// Whether values were added to `secrets` while the job ran.
+    has_added_secrets: bool,
     /// Finds the values that the job adds. `None` means that it cannot add any.
     added_masks: Option<AddedMasks>,
     limiter: SizeLimiter,
@@ -122,6 +124,7 @@ impl Trace {
             inner: Mutex::new(Inner {
                 channels: streams.iter().map(channel).collect(),
                 secrets: options.secrets.clone(),
+                has_added_secrets: false,
                 added_masks: options.adds_masks.then(AddedMasks::new),
                 limiter: SizeLimiter::new(options.limit, initial_length),
                 sink,
@@ -130,10 +133,21 @@ impl Trace {
         }
     }
 
-    /// Returns the values that are masked, with those that the job has added.
+    /// Returns the values that are masked, with those that were added while the job ran. `None` means that none was added.
     #[must_use]
-    pub fn secrets(&self) -> Secrets {
-        self.inner.lock().secrets.clone()
+    pub fn secrets_with_added(&self) -> Option<Secrets> {
+        let inner = self.inner.lock();
+        inner.has_added_secrets.then(|| inner.secrets.clone())
+    }
+
+    /// Masks a value from now on, in the output of all streams.
+    pub fn add_secret(&self, value: &str) {
+        let mut inner = self.inner.lock();
+        inner.secrets.add(value);
+        inner.has_added_secrets = true;
+        drop(inner);
+        // The output that is held back was written before the value was known.
+        self.write_or_report(Inner::write_all_held);
     }
 
     /// Writes, unless the sink failed before. Reports the first failure.
@@ -219,9 +233,15 @@ impl Inner {
         // The agent in a container has replaced the value already.
         if value != MASKED {
             self.secrets.add(value);
+            self.has_added_secrets = true;
         }
         // A masker holds back output that may be the beginning of a masked value. No masked value continues with a line that adds a value, so
         // what is held back can be written.
+        self.write_all_held()
+    }
+
+    /// Writes what the maskers of all streams hold back. The output after it is masked with the secrets of now.
+    fn write_all_held(&mut self) -> io::Result<()> {
         self.streams().into_iter().try_for_each(|stream| self.write_held(stream, false))
     }
 

@@ -67,6 +67,26 @@ fn added_values_are_masked_in_all_later_output() {
 }
 
 #[test]
+fn secret_that_becomes_known_is_masked_in_all_later_output() {
+    for timestamps in [false, true] {
+        let memory = MemorySink::default();
+        let options = TraceOptions { timestamps, secrets: Secrets::new(["hunter22"], []), ..TraceOptions::default() };
+        let trace = Trace::new(&options, Box::new(memory.clone()), 0, Box::new(|_| {}));
+        assert!(trace.secrets_with_added().is_none());
+        trace.write(Stream::Output, b"vault-4711 is not known yet, and this is held back: hunt");
+        trace.add_secret("vault-4711");
+        trace.write(Stream::Output, b"\nvault-");
+        trace.write(Stream::Output, b"4711 and hunter22\n");
+        trace.write(Stream::Runner, b"vault-4711\n");
+        trace.close(b"");
+        let text = memory.text();
+        assert_eq!(text.matches("vault-4711").count(), 1, "{text}");
+        assert!(text.contains("held back: hunt\n") && text.contains("[MASKED] and [MASKED]\n"), "{text}");
+        assert_eq!(trace.secrets_with_added().unwrap().mask("a vault-4711 hunter22"), "a [MASKED] [MASKED]");
+    }
+}
+
+#[test]
 fn values_added_in_one_piece_are_masked_from_the_line_after_their_command() {
     let options = TraceOptions { adds_masks: true, ..TraceOptions::default() };
     let piece = b"hunter22 other33\n::add-mask::hunter22\nhunter22 other33\n::add-mask::first44\n::add-mask::other33\nhunter22 other33 first44\n";

@@ -48,6 +48,19 @@ mod tests {
             assert!(rendered.starts_with("6:") && rendered.contains(message), "{rendered}");
             assert!(rendered.contains("this runner requests no jobs"), "{rendered}");
         }
+        let exporting = |exports: &str| step(&format!("name = \"a\"\nstep = \"/x\"\nexports = {{ {exports} }}"));
+        clean("C111", &exporting("A = \"masked\", B = \"file\", C = \"plain\""));
+        for (text, message) in [
+            (exporting("A = \"secret\""), "`secret` is not a valid kind of the export A"),
+            (exporting("\"A-B\" = \"plain\""), "`A-B` is not a valid variable name"),
+            (exporting("A = \"plain\"").replace("step = \"/x\"", "script = \"id\""), "only a `step` before the job"),
+            (exporting("A = \"plain\"").replace("steps.before", "steps.before_upload"), "only a `step` before the job"),
+            (exporting("A = \"plain\"").replace("steps.before", "steps.after"), "only a `step` before the job"),
+        ] {
+            let rendered = found("C111", &text);
+            assert!(rendered.starts_with("6:") && rendered.contains(message), "{rendered}");
+        }
+        clean("C111", &step("name = \"sign\"\nstep = \"/x\"").replace("steps.before", "steps.before_upload"));
         let twice = "[[runners.steps.after]]\nname = \"a\"\nscript = \"id\"\n".repeat(2);
         assert!(found("C111", &runner(&twice)).contains("two steps after the job have the name `a`"));
     }

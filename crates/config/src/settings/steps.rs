@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_job::StepPolicy;
+use muster_job::{ExportKind, StepPolicy};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -15,6 +15,8 @@ pub struct StepsSettings {
     pub before: Vec<OperatorStep>,
     /// Steps after each job, in order.
     pub after: Vec<OperatorStep>,
+    /// Steps before each upload of artifacts, in order.
+    pub before_upload: Vec<OperatorStep>,
     /// Programs of the operator that run in place of the services of jobs without containers.
     pub services: Vec<HostServiceSettings>,
     /// Rules and limits for the steps of jobs. `None` means that there are none.
@@ -43,6 +45,9 @@ pub struct OperatorStep {
     pub timeout: Duration,
     /// Whether a failure is a system failure of the job, and not only a warning.
     pub required: bool,
+    /// Variables that the step exports for the rest of the job, by name.
+    #[serde(default)]
+    pub exports: BTreeMap<String, ExportKind>,
 }
 
 /// Action of an [`OperatorStep`].

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
+use muster_job::ExportKind;
 use serde_json::{Map, Value as Json};
 
 use super::problem::shown_name;
@@ -19,7 +20,7 @@ const DEFAULT_SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A problem of `[runners.steps]`.
 pub(super) struct StepsProblem {
-    /// Name of the list (`before`, `after` or `services`), and index in it. `None` means that no entry of a list has the problem.
+    /// Name of the list (`before`, `before_upload`, `after` or `services`), and index in it. `None` means that no entry of a list has the problem.
     pub(super) step: Option<(&'static str, usize)>,
     /// What is wrong.
     pub(super) message: String,
@@ -31,6 +32,7 @@ pub(super) struct StepsProblem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
     Before,
+    BeforeUpload,
     After,
 }
 
@@ -38,7 +40,17 @@ impl Position {
     fn key(self) -> &'static str {
         match self {
             Self::Before => "before",
+            Self::BeforeUpload => "before_upload",
             Self::After => "after",
+        }
+    }
+
+    /// Returns the position for messages.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Before => "before the job",
+            Self::BeforeUpload => "before the upload",
+            Self::After => "after the job",
         }
     }
 }
@@ -55,6 +67,7 @@ struct StepSource {
     env: BTreeMap<String, String>,
     timeout: Option<String>,
     required: Option<bool>,
+    exports: BTreeMap<String, String>,
 }
 
 /// Returns the settings of an entry, with all problems. The policy file is read only if `may_read` is true.
@@ -63,7 +76,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     let mut problems = Vec::new();
     let mut list = |position: Position| {
         let written = table.tables(position.key()).iter().map(step_source);
-        let (steps, invalid) = checked(written, position, position == Position::Before);
+        let (steps, invalid) = checked(written, position, position != Position::After);
         problems.extend(invalid.into_iter().map(|(index, message, help)| StepsProblem {
             step: Some((position.key(), index)),
             message,
@@ -71,8 +84,12 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
         }));
         steps
     };
-    let mut settings =
-        StepsSettings { before: list(Position::Before), after: list(Position::After), ..StepsSettings::default() };
+    let mut settings = StepsSettings {
+        before: list(Position::Before),
+        after: list(Position::After),
+        before_upload: list(Position::BeforeUpload),
+        ..StepsSettings::default()
+    };
     for (index, written) in table.tables("services").iter().enumerate() {
         match service(written) {
             Ok(service) => settings.services.push(service),
@@ -90,12 +107,15 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
                 // The steps of the policy surround the steps of the entry, because another operator may have written the entry.
                 settings.before.splice(0..0, file.before);
                 settings.after.extend(file.after);
+                // Another step may add files, which the steps of the policy must see.
+                settings.before_upload.extend(file.before_upload);
                 settings.policy = Some(file.policy);
             }
             Err((message, help)) => problems.push(StepsProblem { step: None, message, help }),
         }
     }
-    let is_used = !settings.before.is_empty() || !settings.after.is_empty() || settings.policy.is_some();
+    let lists = [&settings.before, &settings.after, &settings.before_upload];
+    let is_used = lists.iter().any(|list| !list.is_empty()) || settings.policy.is_some();
     if executor == "custom" && is_used {
         let message = "the custom executor supports neither steps of the operator nor a step policy".to_owned();
         let help = "remove [runners.steps], and let the programs of the driver do this work".to_owned();
@@ -116,14 +136,16 @@ fn step_source(table: &Table) -> StepSource {
         script: table.strings("script").map(|(line, _)| line.to_owned()).collect(),
         step: owned("step"),
         inputs,
-        env: env(table),
+        env: texts(table, "env"),
         timeout: table.time("timeout").map(|timeout| format!("{}ns", timeout.as_nanos())),
         required: table.bool("required"),
+        exports: texts(table, "exports"),
     }
 }
 
-fn env(table: &Table) -> BTreeMap<String, String> {
-    let entries = table.table("env").into_iter().flat_map(Table::entries);
+/// Returns the strings of the table `key`.
+fn texts(table: &Table, key: &str) -> BTreeMap<String, String> {
+    let entries = table.table(key).into_iter().flat_map(Table::entries);
     let texts = entries.filter_map(|(key, node)| match &node.value {
         Value::Str(value) => Some((key.to_owned(), value.clone())),
         _ => None,
@@ -143,7 +165,7 @@ fn service(table: &Table) -> Result<HostServiceSettings, (String, String)> {
         return Err((format!("{port} is not a valid port"), "write a number from 1 to 65535".to_owned()));
     };
     let timeout = table.time("timeout").unwrap_or(DEFAULT_SERVICE_TIMEOUT);
-    Ok(HostServiceSettings { image: image.to_owned(), command, env: env(table), port, timeout })
+    Ok(HostServiceSettings { image: image.to_owned(), command, env: texts(table, "env"), port, timeout })
 }
 
 /// Returns the valid steps, and the index, message and help of each problem. `required_by_default` is the default of `required`.
@@ -156,7 +178,7 @@ fn checked(
     for (index, step) in written.enumerate() {
         match checked_step(step, position, required_by_default) {
             Ok(step) if !names.insert(step.name.clone()) => {
-                let message = format!("two steps {} the job have the name `{}`", position.key(), step.name);
+                let message = format!("two steps {} have the name `{}`", position.text(), step.name);
                 problems.push((index, message, "give each step a different name".to_owned()));
             }
             Ok(step) => steps.push(step),
@@ -171,17 +193,12 @@ fn checked_step(
     position: Position,
     required_by_default: bool,
 ) -> Result<OperatorStep, (String, String)> {
-    let StepSource { name, script, step, inputs, env, timeout, required } = step;
+    let StepSource { name, script, step, inputs, env, timeout, required, exports } = step;
     let invalid = |message: String, help: &str| Err((message, help.to_owned()));
-    let is_identifier = |text: &str| {
-        let mut characters = text.chars();
-        characters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
-            && characters.all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
     let shown = shown_name(&name);
     if !is_identifier(&name) {
         return invalid(
-            format!("`{shown}` is not a valid name of a step {} the job", position.key()),
+            format!("`{shown}` is not a valid name of a step {}", position.text()),
             "set `name` to a letter or underscore, followed by letters, digits and underscores",
         );
     }
@@ -205,10 +222,51 @@ fn checked_step(
         (true, Some(reference)) => OperatorAction::Step { reference, inputs },
         _ => return invalid(format!("step `{shown}` needs either `script` or `step`"), "set one of the two"),
     };
+    let exports = checked_exports(exports, position, &action)
+        .map_err(|(message, help)| (format!("step `{shown}`: {message}"), help))?;
     let timeout = match timeout.as_deref().map(muster_job::GoDuration::parse) {
         None => DEFAULT_STEP_TIMEOUT,
         Some(Some(muster_job::GoDuration::NonNegative(timeout))) if !timeout.is_zero() => timeout,
         Some(_) => return invalid(format!("step `{shown}`: the timeout is not valid"), "write for example \"90s\""),
     };
-    Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(required_by_default) })
+    Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(required_by_default), exports })
+}
+
+/// Returns the kinds of the variables that a step exports.
+fn checked_exports(
+    written: BTreeMap<String, String>,
+    position: Position,
+    action: &OperatorAction,
+) -> Result<BTreeMap<String, ExportKind>, (String, String)> {
+    if written.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    if position != Position::Before || matches!(action, OperatorAction::Script(_)) {
+        let message = "only a `step` before the job can have `exports`".to_owned();
+        return Err((
+            message,
+            "move the step to [[runners.steps.before]], and use `step` instead of `script`".to_owned(),
+        ));
+    }
+    let kind = |(name, kind): (String, String)| {
+        if !is_identifier(&name) {
+            let message = format!("`{}` is not a valid variable name", shown_name(&name));
+            return Err((message, "rename the variable".to_owned()));
+        }
+        match ExportKind::parse(&kind) {
+            Some(kind) => Ok((name, kind)),
+            None => {
+                let message = format!("`{}` is not a valid kind of the export {name}", shown_name(&kind));
+                Err((message, format!("write {}", ExportKind::NAMES)))
+            }
+        }
+    };
+    written.into_iter().map(kind).collect()
+}
+
+/// Returns whether a text is an identifier of the step language, which is also a valid name of a variable.
+fn is_identifier(text: &str) -> bool {
+    let mut characters = text.chars();
+    characters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && characters.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

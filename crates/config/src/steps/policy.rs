@@ -18,6 +18,8 @@ pub(super) struct PolicyFile {
     pub(super) before: Vec<OperatorStep>,
     /// Required steps after each job.
     pub(super) after: Vec<OperatorStep>,
+    /// Required steps before each upload of artifacts.
+    pub(super) before_upload: Vec<OperatorStep>,
 }
 
 #[derive(Deserialize)]
@@ -30,6 +32,8 @@ struct File {
     before: Vec<Spanned<StepSource>>,
     #[serde(default)]
     after: Vec<Spanned<StepSource>>,
+    #[serde(default)]
+    before_upload: Vec<Spanned<StepSource>>,
     #[serde(default)]
     limits: Limits,
 }
@@ -79,7 +83,7 @@ fn line(text: &str, at: usize) -> u64 {
 }
 
 fn parse(text: &str, path: &Path) -> Result<PolicyFile, Problem> {
-    let File { default, rules, before, after, limits } = toml::from_str(text).map_err(|error| {
+    let File { default, rules, before, after, before_upload, limits } = toml::from_str(text).map_err(|error| {
         let help = "see docs/reference/step-policy.md for the keys of a policy".to_owned();
         (error.span(), error.message().to_owned(), help)
     })?;
@@ -97,7 +101,12 @@ fn parse(text: &str, path: &Path) -> Result<PolicyFile, Problem> {
         denied_by_default,
         limits: checked_limits(limits)?,
     };
-    Ok(PolicyFile { policy, before: steps(before, Position::Before)?, after: steps(after, Position::After)? })
+    Ok(PolicyFile {
+        policy,
+        before: steps(before, Position::Before)?,
+        after: steps(after, Position::After)?,
+        before_upload: steps(before_upload, Position::BeforeUpload)?,
+    })
 }
 
 fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {

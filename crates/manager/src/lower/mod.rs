@@ -250,9 +250,16 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
         unpack: unpack_limits(context.runner.unpack),
         step_policy,
         share: share::resource_share(payload, context),
+        // Other coordinators do not receive the tree.
+        record_calls: wants_result_tree(payload),
         ..JobPlan::default()
     };
     Ok(LoweredJob { plan, variables: variables.into_list(), interpolated_inputs })
+}
+
+/// Returns whether the coordinator of a job receives the result tree.
+pub(crate) fn wants_result_tree(payload: &JobPayload) -> bool {
+    payload.muster.as_ref().is_some_and(|extension| extension.result_tree)
 }
 
 /// Returns the context of a job inside its container, or inside the environment of its driver. `None` means that the job has neither,

@@ -235,6 +235,9 @@ pub(super) struct ShowArgs {
     /// Print the CPU time, peak memory and I/O of each step.
     #[arg(long, conflicts_with_all = ["log", "raw", "extract"])]
     pub(super) usage: bool,
+    /// Print the job's result tree as JSON, with the parameters of each step, for `muster step results` and `muster step repeat`.
+    #[arg(long, conflicts_with_all = ["log", "raw", "extract", "usage", "timestamps"])]
+    pub(super) results: bool,
     /// Print only the job's log.
     #[arg(long)]
     pub(super) log: bool,

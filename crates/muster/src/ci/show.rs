@@ -41,9 +41,10 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     let history = History::open(&directory.join("coordinator")).await?;
     let pipelines = pipelines(&history).await?;
     let Some(name) = job else {
-        if args.log || args.timestamps || args.raw || args.usage || args.extract.is_some() {
+        let options = [args.log, args.timestamps, args.raw, args.usage, args.results, args.extract.is_some()];
+        if options.contains(&true) {
             return Err(CiError::Usage(format!(
-                "`--log`, `--timestamps`, `--raw`, `--usage` and `--extract` require a job, as in `muster ci show {run} JOB`"
+                "`--log`, `--timestamps`, `--raw`, `--usage`, `--results` and `--extract` require a job, as in `muster ci show {run} JOB`"
             )));
         }
         ui::out(&run_text(run, &pipelines, project.is_active(run)));
@@ -52,6 +53,10 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     let job = find_job(&pipelines, &name, run)?;
     if let Some(target) = &args.extract {
         return extract(&history, job, target, &Config::load()?.unpack).await;
+    }
+    if args.results {
+        ui::out(&results_text(job)?);
+        return Ok(ExitStatus::Passed);
     }
     if args.raw {
         raw_log(&history, job).await?;
@@ -243,6 +248,15 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool, with_usa
 /// Returns the kind of an artifact for the table of jobs.
 fn artifact_kind(artifact: &ArtifactView) -> String {
     if artifact.deleted { format!("{} (expired)", artifact.kind) } else { artifact.kind.clone() }
+}
+
+/// Returns the result tree of a job as JSON.
+fn results_text(job: &JobView) -> Result<String, CiError> {
+    let tree = job.result_tree.as_ref().ok_or_else(|| {
+        let name = ui::plain(&job.name);
+        CiError::Failed(format!("job `{name}` has no result tree; only a job that ended at an agent has one"))
+    })?;
+    Ok(format!("{tree:#}\n"))
 }
 
 /// Formats the resource usage of a job as one line.

@@ -42,7 +42,7 @@ pub(super) async fn run_twice(
     for name in RUNS {
         copy(&source, &work_dir).map_err(failed(&source))?;
         let (mut plan, variables) = target.plan_in(&work_dir)?;
-        plan.development.record_calls = true;
+        plan.record_calls = true;
         let result = run_to_end(agent, request(name, &plan, &variables)?, print_log).await?;
         let has_failed = result.tree.status != muster_agent_api::result::StepStatus::Success;
         results.push(result);

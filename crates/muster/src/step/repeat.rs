@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use muster_agent_api::result::{CallRecord, StepNode};
+use muster_agent_api::result::{CallRecord, MASKED, StepNode};
 use muster_job::{Variable, error_chain};
 use muster_steps::definition::{StepFileError, parse_value};
 use serde_json::{Map, Value};
@@ -17,13 +17,11 @@ use super::run::{CommandError, JOB_ID, print_log, report, run_to_end};
 
 /// Reference of the bundled step that runs a script.
 const SCRIPT: &str = "dist://script";
-/// Replacement of a sensitive value in a result tree.
-const MASKED: &str = "[MASKED]";
 
 /// Arguments of `muster step repeat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepeatArgs {
-    /// File that `run --results` or `debug --results` wrote.
+    /// Result tree: a file that `run --results` or `debug --results` wrote, or the output of `muster ci show RUN JOB --results`.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Path of the step to repeat: names of the steps from the outermost to this one, such as `release/pack` [default: the outermost step].
@@ -54,8 +52,18 @@ enum RepeatError {
     Missing(String, String),
     #[error("the result tree has several steps; select one with --step: {0}")]
     Several(String),
-    #[error("the result tree has no step with recorded inputs; write a tree with `muster step run --results`")]
+    #[error(
+        "the result tree has no step with recorded inputs; write a tree with `muster step run --results` or `muster ci show --results`"
+    )]
     NoSteps,
+    #[error(
+        "{0:?} is a built-in step, which cannot be repeated; run the scripts of a saved job with `muster step run --job FILE`"
+    )]
+    Builtin(String),
+    #[error(
+        "the recorded parameters of {0:?} were cut because the result tree would be too large; run the step with `muster step run`"
+    )]
+    Truncated(String),
     #[error("the reference {0:?} contains an expression; repeat the step that contains this one")]
     Dynamic(String),
     #[error("the reference {0:?} is relative to a remote step; repeat the step that contains this one")]
@@ -83,7 +91,7 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
     let work_dir = std::env::current_dir().map_err(CommandError::WorkDir)?;
     let recorded = select(&tree, args.step.as_deref())?;
     let mut plan = step_call(&recorded, args, &work_dir)?.plan(&work_dir);
-    plan.development.record_calls = true;
+    plan.record_calls = true;
     let variables: Vec<_> = args.variables.iter().map(|Pair { name, value }| Variable::public(name, value)).collect();
     let request = request(JOB_ID, &plan, &variables).map_err(CommandError::from)?;
     let agent = LocalAgent::start().await.map_err(CommandError::from)?;
@@ -102,9 +110,16 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
     Ok(report(&Comparison { result, differences }, None)?)
 }
 
-/// Returns the outermost steps with a recorded call below a node.
+/// Returns the outermost steps below a node that have a recorded call and are not built into the agent.
 fn outermost_calls(node: &StepNode) -> Vec<&StepNode> {
-    node.steps.iter().flat_map(|step| if step.call.is_some() { vec![step] } else { outermost_calls(step) }).collect()
+    let is_repeatable = |step: &StepNode| step.call.as_ref().is_some_and(|call| !call.is_builtin());
+    node.steps.iter().flat_map(|step| if is_repeatable(step) { vec![step] } else { outermost_calls(step) }).collect()
+}
+
+/// Returns whether a built-in step below a node has this name.
+fn has_builtin(node: &StepNode, name: &str) -> bool {
+    let is_builtin = |step: &StepNode| step.name == name && step.call.as_ref().is_some_and(|call| call.is_builtin());
+    node.steps.iter().any(|step| is_builtin(step) || has_builtin(step, name))
 }
 
 /// Returns the steps on the path to the selected step, from the outermost step to the selected step.
@@ -121,7 +136,10 @@ fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode
     let mut selected = Vec::new();
     for name in path.split('/') {
         let step = level.iter().find(|step| step.name == name).copied();
-        let step = step.ok_or_else(|| RepeatError::Missing(path.to_owned(), names(&level)))?;
+        let step = step.ok_or_else(|| match has_builtin(tree, name) {
+            true => RepeatError::Builtin(name.to_owned()),
+            false => RepeatError::Missing(path.to_owned(), names(&level)),
+        })?;
         selected.push(step);
         level = outermost_calls(step);
     }
@@ -134,6 +152,9 @@ fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<
     let (Some(step), Some(record)) = (steps.last(), records.last()) else {
         return Err(RepeatError::NoSteps);
     };
+    if record.truncated {
+        return Err(RepeatError::Truncated(step.name.clone()));
+    }
     let mut inputs = record.inputs.clone();
     for Pair { name, value } in &args.inputs {
         let value = match inputs.get(name) {

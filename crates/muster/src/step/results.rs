@@ -11,7 +11,7 @@ use crate::ci::ui;
 /// Arguments of `muster step results`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResultsArgs {
-    /// File that `run --results` or `debug --results` wrote.
+    /// Result tree: a file that `run --results` or `debug --results` wrote, or the output of `muster ci show RUN JOB --results`.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }
@@ -32,6 +32,6 @@ pub(super) fn read_tree(path: &Path) -> Result<StepNode, String> {
     let name = path.display();
     let text = std::fs::read(path).map_err(|error| format!("failed to read {name}: {error}"))?;
     serde_json::from_slice(&text).map_err(|error| {
-        format!("{name} is not a valid result tree: {error}; write one with `muster step run --results`")
+        format!("{name} is not a valid result tree: {error}; write one with `muster step run --results` or `muster ci show --results`")
     })
 }

@@ -62,6 +62,9 @@ pub(super) fn result(node: &StepNode, depth: usize) -> String {
             let _ = writeln!(line, "{indent}    step: {}", one_line(&Value::String(record.step.clone())));
         }
         line.push_str(&call(record, &format!("{indent}    ")));
+        if record.truncated {
+            let _ = writeln!(line, "{indent}    (cut, because the result tree would be too large)");
+        }
     }
     line + &node.steps.iter().map(|step| result(step, depth + 1)).collect::<String>()
 }

@@ -90,7 +90,12 @@ async fn run(execution: Execution, result: Arc<Mutex<Option<Value>>>) -> io::Res
     let mut context = Context::new(&plan, variables, processes, Arc::new(trace), resources, on_user_code);
     context.temp_dir = temp_dir.join("tmp");
     context.on_results = Some(Arc::new(move |value| *result.lock() = Some(value)));
-    let steps = [Step { name: "run".to_owned(), policy: Policy::default(), call: Call::StepFile(Box::new(file)) }];
+    let steps = [Step {
+        name: "run".to_owned(),
+        policy: Policy::default(),
+        call: Call::StepFile(Box::new(file)),
+        record: None,
+    }];
     let mut ended = std::pin::pin!(job::run(Arc::new(context), &plan, &steps, &cancellation));
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let signaled = async {

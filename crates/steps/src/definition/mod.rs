@@ -38,6 +38,20 @@ impl StepFile {
         let body = Body::Run { entries, outputs: Map::new(), delegate: None };
         Self { spec: Spec::default(), body, env: IndexMap::new() }
     }
+
+    /// Returns the step file that runs a list of steps, and has the outputs of the last one.
+    #[must_use]
+    pub fn with_outputs_of_last(entries: Vec<StepEntry>) -> Self {
+        let last = entries.last().map(|entry| entry.name.clone());
+        let mut file = Self::of_list(entries);
+        if let Body::Run { delegate, .. } = &mut file.body
+            && last.is_some()
+        {
+            *delegate = last;
+            file.spec.outputs = Outputs::Delegate;
+        }
+        file
+    }
 }
 
 /// Inputs and outputs of a step.

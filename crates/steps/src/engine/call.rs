@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 use muster_agent_api::development::{FakeStep, matches_path};
-use muster_agent_api::result::StepNode;
+use muster_agent_api::result::{CallRecord, StepNode};
 use muster_job::{StepLimits, StepReference};
 use serde_json::{Map, Value};
 
@@ -18,7 +18,7 @@ use super::pauses::PausableStep;
 use super::reference::{Target, clean, is_dynamic};
 use super::results::{ExecResult, reference};
 use super::sequence::Sequence;
-use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
+use super::user_steps::{Frame, MAX_DEPTH, Record, RecordedCalls, StepError, UserSteps};
 use crate::definition::{Body, Call, Kind, Outputs, Parameter, STEP_FILE_LIMIT, Spec, StepEntry, StepFile};
 use crate::expression::{Scope, to_text};
 use crate::log::{Log, Stream};
@@ -225,7 +225,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Runs a step file that is not called by another step. Its inputs have their defaults.
+    /// Runs a step file that is not called by another step. Its inputs have their defaults. Returns its outputs.
     ///
     /// # Errors
     /// An input has no default, or the step fails.
@@ -234,7 +234,7 @@ impl UserSteps<'_> {
         path: &str,
         file: &StepFile,
         nodes: &mut Vec<StepNode>,
-    ) -> Result<(), StepError> {
+    ) -> Result<Map<String, Value>, StepError> {
         let invocation = Invocation {
             file,
             dir: self.work_dir,
@@ -254,7 +254,7 @@ impl UserSteps<'_> {
         if let Some(result) = record.results.first() {
             self.write_results(result).await;
         }
-        result.map(drop)
+        result
     }
 
     /// Calls a step, and records its nodes and, for the results file, its result.
@@ -274,10 +274,14 @@ impl UserSteps<'_> {
             self.mask_sensitive(declared, outputs);
         }
         record.nodes.append(&mut details.inner.nodes);
-        if self.development.is_some_and(|development| development.record_calls) {
-            let outputs = result.as_ref().ok().cloned().unwrap_or_default();
-            record.call = Some(self.call_record(&invocation, &details, &outputs));
-        }
+        record.call = match self.recorded_calls {
+            RecordedCalls::None => None,
+            RecordedCalls::WithoutValues => Some(CallRecord::without_values(invocation.text, &invocation.inputs)),
+            RecordedCalls::Complete => {
+                let outputs = result.as_ref().ok().cloned().unwrap_or_default();
+                Some(self.call_record(&invocation, &details, &outputs))
+            }
+        };
         if self.records_results() {
             let outputs = result.as_ref().cloned().unwrap_or_default();
             record.results.push(self.step_result(invocation, details, result.is_ok(), outputs));
@@ -315,7 +319,8 @@ impl UserSteps<'_> {
             let value = scope.expand_text(value).map_err(expression_error(&site))?;
             frame.env.insert(key, value);
         }
-        if self.records_results() || self.development.is_some() {
+        let is_recorded = self.recorded_calls == RecordedCalls::Complete;
+        if is_recorded || self.records_results() || self.development.is_some() {
             details.env = self.full_env(&frame.env);
         }
         if let Some(result) = (PausableStep { steps: self, invocation, frame: &frame, details }).before().await {

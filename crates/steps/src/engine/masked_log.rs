@@ -48,6 +48,11 @@ impl MaskedLog {
         }
     }
 
+    /// Returns the sensitive values that are known so far.
+    pub(super) fn values(&self) -> Vec<String> {
+        self.sensitive.lock().values.clone()
+    }
+
     /// Returns a text without the sensitive values.
     pub(super) fn mask(&self, text: &str) -> String {
         let sensitive = self.sensitive.lock();

@@ -18,6 +18,7 @@ mod inputs;
 mod masked_log;
 mod matrix;
 mod node;
+mod operator_steps;
 mod pauses;
 mod policy;
 mod progress;
@@ -55,6 +56,7 @@ use crate::style;
 use debug::StepState;
 pub use debug::{Attached, CommandEvent, CommandOutput, DebugError, Debugger, PauseInfo, Resume, Snapshot};
 pub use node::{StartTime, StepEnd};
+pub use operator_steps::ExportedVariable;
 use progress::JobProgress;
 pub use results::OnResults;
 pub use settings::SettingError;
@@ -105,6 +107,11 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
+    /// Returns whether the result contains a record of each step's call.
+    fn records_calls(&self) -> bool {
+        false
+    }
+
     /// Returns the debugger of the job. `None` means that the job cannot be paused.
     fn debugger(&self) -> Option<&Arc<Debugger>> {
         None
@@ -133,6 +140,20 @@ pub trait Job: Send + Sync + 'static {
     /// # Errors
     /// [`Failure`] if the steps cannot be serialized.
     fn delegate_request(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
+
+    /// Masks values in the log and in the result from now on.
+    fn mask_values(&self, _values: &[String]) {}
+
+    /// Adds variables to the job, after masking the values that must be masked. They replace variables of the same name.
+    ///
+    /// # Errors
+    /// [`Failure`] if the job does not support this, or if a file cannot be replaced.
+    fn add_variables(&self, _variables: Vec<ExportedVariable>) -> Result<(), Failure> {
+        Err(Failure::System("this agent cannot add variables to a job".to_owned()))
+    }
+
+    /// Adds files to the archives of the job's artifacts: paths or patterns relative to the job's directory.
+    fn add_artifact_files(&self, _files: Vec<String>) {}
 
     /// Adds what delegated steps used at a second agent to the usage of the job.
     fn add_delegated_usage(&self, usage: &ResourceUsage);
@@ -246,6 +267,7 @@ impl<J: Job> Engine<J> {
             failure.map(|failure| if step.policy.by_operator { failure.in_operator_step(&step.name) } else { failure });
         let mut node = start.node(&step.name, failure.as_ref().into(), used, nodes);
         node.attempts = (attempts > 1).then_some(attempts);
+        node.call.clone_from(&step.record);
         if let Some(failure) = failure {
             progress.record_failure(step, failure, cancellation, |line| self.print(line));
         }

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use muster_agent_api::plan::When;
 use muster_agent_api::result::StepNode;
 use muster_job::{TerminationCause, go_duration};
+use serde_json::Map;
 use tokio_util::sync::CancellationToken;
 
-use super::user_steps::UserSteps;
+use super::operator_steps::{mask_sensitive_values, publish};
+use super::user_steps::{RecordedCalls, UserSteps};
 use super::{Debugger, Engine, Job, JobCancellation, StepsResult};
 use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
@@ -194,18 +196,28 @@ impl<J: Job> Engine<J> {
         user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
         // The lock file in the job's repository does not apply to steps of the operator.
         user_steps.obeys_lock_file = !step.policy.by_operator;
+        user_steps.recorded_calls = match self.job.records_calls() {
+            false => RecordedCalls::None,
+            true if step.policy.by_operator => RecordedCalls::WithoutValues,
+            true => RecordedCalls::Complete,
+        };
         user_steps.retry_backoff = self.retry_backoff;
         user_steps.has_section_markers = self.has_section_markers;
         let result = match &step.call {
-            Call::Run(list) => Box::pin(user_steps.run(&step.name, list, nodes)).await,
+            Call::Run(list) => Box::pin(user_steps.run(&step.name, list, step.policy.by_operator, nodes)).await,
             Call::StepFile(file) => Box::pin(user_steps.run_file("", file, nodes)).await,
-            Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
+            Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(Map::new()),
         };
+        if step.policy.by_operator {
+            // Also after a failure, because the step may have stored or started something that shows a value later.
+            mask_sensitive_values(&*self.job, &user_steps);
+        }
         if stop.cause().is_some() {
             // A step with a timeout terminates only its own processes. Those that other steps have left behind must also end before after_script.
             self.job.processes().terminate(self.job.grace()).await;
         }
-        result.map_err(|error| user_steps.failure(&error))
+        let outputs = result.map_err(|error| user_steps.failure(&error))?;
+        if step.policy.by_operator { publish(&*self.job, &step.policy, &user_steps, &outputs) } else { Ok(()) }
     }
 }
 

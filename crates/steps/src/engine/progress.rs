@@ -1,6 +1,6 @@
 //! Progress of a job between two steps. It determines which steps may still run.
 
-use muster_agent_api::plan::When;
+use muster_agent_api::plan::{UploadRole, When};
 use muster_job::TerminationCause;
 
 use super::JobCancellation;
@@ -15,6 +15,8 @@ pub(super) struct JobProgress {
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
     is_finishing: bool,
+    /// Whether a step of the operator that checks or signs the artifacts failed. Then they are not uploaded.
+    refuses_upload: bool,
     /// Whether the user's script has started. Then after_script must run.
     script_started: bool,
     /// Whether the last script step has ended.
@@ -50,6 +52,9 @@ impl JobProgress {
     pub(super) fn allows<J>(&self, step: &Step<J>) -> bool {
         if step.policy.when == When::Finally {
             return true;
+        }
+        if self.refuses_upload && step.policy.upload_role == UploadRole::Upload {
+            return false;
         }
         if self.is_finishing || (step.role() == Role::AfterScript && !self.script_started) {
             return false;
@@ -92,6 +97,7 @@ impl JobProgress {
         print: impl Fn(&str),
     ) {
         let in_script = step.role() == Role::Script;
+        self.refuses_upload |= step.policy.upload_role == UploadRole::Check && !step.policy.allow_failure;
         match &failure {
             Failure::Stopped(TerminationCause::CanceledByUser) if in_script && cancellation.stop.cause().is_none() => {
                 print(&style::warning("script canceled externally (UI, API)"));

@@ -100,6 +100,7 @@ impl UserSteps<'_> {
             work_dir: details.exec.as_ref().map(|exec| exec.work_dir.clone()).unwrap_or_default(),
             outputs: outputs.clone(),
             exports: details.exports.iter().map(text).collect(),
+            truncated: false,
         }
     }
 

@@ -182,6 +182,7 @@ pub(super) struct UserSteps<'a> {
     is_step_file: bool,
     /// Receiver of the results. `None` means that they are written to a file if [`Settings::is_debug`] is set.
     pub(super) on_results: Option<OnResults>,
+    pub(super) recorded_calls: RecordedCalls,
     /// Options for authors of steps.
     pub(super) development: Option<&'a Development>,
     pub(super) debugger: Option<&'a Arc<Debugger>>,
@@ -194,6 +195,17 @@ pub(super) struct UserSteps<'a> {
     pub(super) retry_backoff: (Duration, Duration),
     /// Whether the log has markers of sections.
     pub(super) has_section_markers: bool,
+}
+
+/// What the result contains about the calls of the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RecordedCalls {
+    /// Nothing.
+    None,
+    /// References of the steps, and names of their inputs. For steps of the operator, whose values the author of the job must not see.
+    WithoutValues,
+    /// All parameters and results.
+    Complete,
 }
 
 /// Results of the steps that were started.
@@ -257,6 +269,7 @@ impl<'a> UserSteps<'a> {
             exports: Arc::default(),
             is_step_file,
             on_results: job.on_results(),
+            recorded_calls: RecordedCalls::None,
             development: job.development(),
             debugger: job.debugger(),
             step_source: job.step_source(),
@@ -267,13 +280,21 @@ impl<'a> UserSteps<'a> {
         })
     }
 
-    /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started.
+    /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started. If `returns_outputs` is set, returns the
+    /// outputs of the last step.
     ///
     /// # Errors
     /// The first failure. The steps after it are not started.
-    pub(super) async fn run(&self, name: &str, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
+    pub(super) async fn run(
+        &self,
+        name: &str,
+        list: &Value,
+        returns_outputs: bool,
+        nodes: &mut Vec<StepNode>,
+    ) -> Result<Map<String, Value>, StepError> {
         let entries = parse_run_list(list).map_err(|error| StepError::Step(error.to_string()))?;
-        self.run_file(name, &StepFile::of_list(entries), nodes).await
+        let file = if returns_outputs { StepFile::with_outputs_of_last(entries) } else { StepFile::of_list(entries) };
+        self.run_file(name, &file, nodes).await
     }
 
     /// Converts an error to the failure of the job, without sensitive values.

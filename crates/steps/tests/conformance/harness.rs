@@ -139,7 +139,7 @@ impl Project {
             variables: self.variables.clone(),
         });
         let engine = Engine::new(Arc::clone(&job), &JobPlan::default(), StartTime::now());
-        let step = Step { name: "run".to_owned(), policy: Policy::default(), call };
+        let step = Step { name: "run".to_owned(), policy: Policy::default(), call, record: None };
         let result = engine.run(&[step], &JobCancellation::default()).await;
         job.processes.finish(GRACE).await;
         let nodes = result.nodes.into_iter().flat_map(|node| node.steps).collect();

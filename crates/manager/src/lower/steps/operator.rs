@@ -1,7 +1,7 @@
 //! Steps that the operator of the runner adds to each job (`[runners.steps]`).
 
-use muster_agent_api::builtin::Script;
-use muster_agent_api::plan::{Call, Step, When};
+use muster_agent_api::builtin::{ArtifactsList, ArtifactsUpload, Script};
+use muster_agent_api::plan::{Call, Step, UploadRole, When};
 use muster_config::settings::{OperatorAction, OperatorStep};
 use muster_job::milliseconds;
 use serde_json::json;
@@ -23,8 +23,31 @@ pub(super) fn after(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
+/// Returns the steps before an upload of these artifacts: the list of their files, and the steps of the operator that check or sign them.
+/// Empty if the operator has no such steps.
+pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[ArtifactsUpload]) -> Vec<Step> {
+    let written = &parts.context.runner.steps.before_upload;
+    if written.is_empty() || artifacts.is_empty() {
+        return Vec::new();
+    }
+    let mut list =
+        Step::new("operator_list_artifacts", "", Call::builtin(&ArtifactsList { artifacts: artifacts.to_vec() }));
+    list.policy.by_operator = true;
+    let steps = written.iter().map(|step| {
+        let mut step = self::step(parts, step, "before_upload");
+        step.policy.adds_artifacts = true;
+        step
+    });
+    let mut steps: Vec<Step> = std::iter::once(list).chain(steps).collect();
+    for step in &mut steps {
+        step.policy.when = when;
+        step.policy.upload_role = UploadRole::Check;
+    }
+    steps
+}
+
 fn step(parts: &JobParts<'_>, step: &OperatorStep, position: &str) -> Step {
-    let OperatorStep { name, action, env, timeout, required } = step;
+    let OperatorStep { name, action, env, timeout, required, exports } = step;
     let call = match action {
         OperatorAction::Script(commands) => Call::builtin(&Script {
             commands: commands.clone(),
@@ -36,10 +59,15 @@ fn step(parts: &JobParts<'_>, step: &OperatorStep, position: &str) -> Step {
             Call::Run(json!([{ "name": name, "step": reference, "inputs": inputs, "env": env }]))
         }
     };
-    let title = format!("Running the runner's step \"{name}\" {position} the job");
+    let place = match position {
+        "before_upload" => "before the upload of the artifacts".to_owned(),
+        position => format!("{position} the job"),
+    };
+    let title = format!("Running the runner's step \"{name}\" {place}");
     let mut step = Step::new(&format!("operator_{position}_{name}"), &title, call);
     step.policy.by_operator = true;
     step.policy.timeout_ms = milliseconds(*timeout);
     step.policy.allow_failure = !required;
+    step.policy.exports.clone_from(exports);
     step
 }

@@ -4,14 +4,14 @@ use muster_agent_api::builtin::{
     ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, CacheSave,
     ProvenanceInfo,
 };
-use muster_agent_api::plan::{Call, Step, When};
+use muster_agent_api::plan::{Call, Step, UploadRole, When};
 use muster_job::Secret;
 use muster_runner_api::payload::{Artifact, JobPayload};
 
 use url::Url;
 
 use super::super::settings::JobSettings;
-use super::JobParts;
+use super::{JobParts, operator};
 
 /// Returns the step that restores the job's caches.
 pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSettings) -> Option<Step> {
@@ -92,7 +92,8 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// Returns the steps that upload the artifacts: first a step that runs after a failure, then a step that runs after a success.
+/// Returns the steps that upload the artifacts: first those that run after a failure, then those that run after a success. Steps of the
+/// operator that check or sign the artifacts precede each upload.
 pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
     let artifacts: &[Artifact] = &parts.payload.artifacts;
     let upload = |when: When, name: &str, title: &str| {
@@ -113,16 +114,23 @@ pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
                     .then(|| provenance(parts)),
             })
             .collect();
-        (!artifacts.is_empty()).then(|| {
-            let mut step = Step::new(name, title, Call::builtin(&ArtifactsUploadList { artifacts }));
-            step.policy.when = when;
-            step
-        })
+        if artifacts.is_empty() {
+            return Vec::new();
+        }
+        let mut steps = operator::before_upload(parts, when, &artifacts);
+        let mut step = Step::new(name, title, Call::builtin(&ArtifactsUploadList { artifacts }));
+        step.policy.when = when;
+        if !steps.is_empty() {
+            step.policy.upload_role = UploadRole::Upload;
+        }
+        steps.push(step);
+        steps
     };
     let success = ("upload_artifacts_on_success", "Uploading artifacts for successful job");
     let failure = ("upload_artifacts_on_failure", "Uploading artifacts for failed job");
-    let failed = upload(When::OnFailure, failure.0, failure.1);
-    failed.into_iter().chain(upload(When::OnSuccess, success.0, success.1)).collect()
+    let mut steps = upload(When::OnFailure, failure.0, failure.1);
+    steps.extend(upload(When::OnSuccess, success.0, success.1));
+    steps
 }
 
 /// Returns the provenance information about the job.

@@ -220,6 +220,13 @@ fn collect(name: &str, value: &Value, found: &mut Vec<Vec<String>>) {
 }
 
 #[test]
+fn calls_are_recorded_for_coordinators_that_receive_the_result_tree() {
+    let records = |extra| lowered(extra).plan.record_calls;
+    assert!(!records(json!({})) && !records(json!({ "muster": { "trace_interval_ms": 20 } })));
+    assert!(records(json!({ "muster": { "result_tree": true } })));
+}
+
+#[test]
 fn job_of_muster_ci_with_image() {
     let job = lowered(json!({
         "image": { "name": "registry.example/$NAME:1" }, "services": [{ "name": "postgres" }],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_agent_api::builtin::{DockerContainer, HostService, Prepare, Script};
-use muster_agent_api::plan::{Call, When};
+use muster_agent_api::plan::{Call, UploadRole, When};
 use muster_config::settings::{DockerSettings, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 use muster_job::{PolicyRule, StepLimits, StepPolicy};
 
@@ -11,7 +11,14 @@ use super::*;
 
 fn step(name: &str, action: OperatorAction, required: bool) -> OperatorStep {
     let env = [("LEVEL".to_owned(), "2".to_owned())].into();
-    OperatorStep { name: name.to_owned(), action, env, timeout: Duration::from_secs(30), required }
+    OperatorStep {
+        name: name.to_owned(),
+        action,
+        env,
+        timeout: Duration::from_secs(30),
+        required,
+        exports: BTreeMap::new(),
+    }
 }
 
 fn lowered(steps: StepsSettings, extra: Value) -> Result<LoweredJob, LowerError> {
@@ -45,6 +52,31 @@ fn operator_steps_surround_everything_that_the_job_controls() {
     assert_eq!((after.policy.when, after.policy.allow_failure), (When::Finally, true));
     let Call::Run(list) = &after.call else { panic!("{after:?}") };
     assert_eq!(list[0]["step"], "/opt/steps/report");
+}
+
+#[test]
+fn steps_before_the_upload_guard_each_upload() {
+    let sign = OperatorAction::Step { reference: "/opt/steps/sign".to_owned(), inputs: serde_json::Map::new() };
+    let steps = || StepsSettings { before_upload: vec![step("sign", sign.clone(), true)], ..StepsSettings::default() };
+    let artifacts =
+        |when: &str| json!({ "artifacts": [{ "paths": ["out"], "when": when, "artifact_type": "archive" }] });
+    let guarded = |extra| {
+        let plan = lowered(steps(), extra).unwrap().plan;
+        let steps = plan.steps.into_iter().filter(|step| step.policy.upload_role != UploadRole::None);
+        steps.map(|step| (step.name, step.policy.when, step.policy.upload_role)).collect::<Vec<_>>()
+    };
+    let group = |when, upload: &str| {
+        let names = ["operator_list_artifacts", "operator_before_upload_sign", upload];
+        let roles = [UploadRole::Check, UploadRole::Check, UploadRole::Upload];
+        names.into_iter().zip(roles).map(move |(name, role)| (name.to_owned(), when, role)).collect::<Vec<_>>()
+    };
+    let success = group(When::OnSuccess, "upload_artifacts_on_success");
+    let failure = group(When::OnFailure, "upload_artifacts_on_failure");
+    assert_eq!(guarded(artifacts("on_success")), success);
+    assert_eq!(guarded(artifacts("always")), [failure, success].concat());
+    assert_eq!(guarded(json!({})), []);
+    let plain = lowered(StepsSettings::default(), artifacts("always")).unwrap().plan;
+    assert!(plain.steps.iter().all(|step| step.policy.upload_role == UploadRole::None));
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn plan(case: &Case, work_dir: &Path) -> Result<JobPlan, super::super::request::
     plan.timeout_ms = timeout_s.saturating_mul(1000);
     plan.output_limit = 0;
     plan.development.fakes.clone_from(fakes);
-    plan.development.record_calls = true;
+    plan.record_calls = true;
     Ok(plan)
 }
 

@@ -12,6 +12,7 @@ mod inspect;
 mod output;
 mod own_step_keys;
 mod podman;
+mod results;
 mod run;
 mod server;
 pub(crate) mod tutorial;

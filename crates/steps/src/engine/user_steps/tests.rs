@@ -59,6 +59,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         exports: Arc::default(),
         is_step_file: false,
         on_results: None,
+        recorded_calls: RecordedCalls::None,
         development: None,
         debugger: None,
         step_source: None,
@@ -68,7 +69,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         has_section_markers: false,
     };
     let mut nodes = Vec::new();
-    let result = steps.run("run", &list, &mut nodes).await.map_err(|error| {
+    let result = steps.run("run", &list, false, &mut nodes).await.map(drop).map_err(|error| {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(inner) = source {

@@ -11,6 +11,7 @@ mod instance_jobs;
 mod instances;
 mod masks;
 mod mirrors;
+mod operator_secrets;
 mod operator_steps;
 mod shared_limits;
 mod single;

@@ -1,0 +1,236 @@
+//! Record of a step's call in the result tree: its parameters and results, masked and limited in size.
+
+use std::fmt::Write as _;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Prefix of [`CallRecord::step`] for steps that are built into the agent.
+pub const BUILTIN_PREFIX: &str = "builtin:";
+
+/// Replacement of a value that a record does not contain.
+pub const MASKED: &str = "[MASKED]";
+
+/// Maximum size of one text of a record. A longer text is cut.
+const MAX_TEXT_BYTES: usize = 64 * 1024;
+
+/// Maximum size of the reference of a step whose record is removed.
+const MAX_REFERENCE_BYTES: usize = 1024;
+
+/// Parameters and results of a step that an author wrote, or parameters of a built-in step. Sensitive and masked values are replaced.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CallRecord {
+    /// Text reference of the step, before its expressions are evaluated. `script` for a script, and `builtin:NAME` for a built-in step.
+    pub step: String,
+    /// Inputs, with their defaults.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub inputs: Map<String, Value>,
+    /// Environment variables of the step. A result tree omits the variables that all steps of the job have.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub env: Map<String, Value>,
+    /// Program and arguments of the step's process.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// Working directory of the step's process.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub work_dir: String,
+    /// Outputs that the step returned.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub outputs: Map<String, Value>,
+    /// Variables that the step exported.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub exports: Map<String, Value>,
+    /// Whether texts or whole values are missing, because the records of the job would be too large.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+}
+
+impl CallRecord {
+    /// Returns the record of a step whose values must not be in the result. It contains only the names of the inputs.
+    #[must_use]
+    pub fn without_values(step: &str, inputs: &Map<String, Value>) -> Self {
+        let inputs = inputs.keys().map(|name| (name.clone(), Value::String(MASKED.to_owned()))).collect();
+        Self { step: step.to_owned(), inputs, ..Self::default() }
+    }
+
+    /// Returns whether this is the record of a step that is built into the agent.
+    #[must_use]
+    pub fn is_builtin(&self) -> bool {
+        self.step.starts_with(BUILTIN_PREFIX)
+    }
+
+    /// Returns the record with all its texts masked by `mask`, including the names of its values.
+    #[must_use]
+    pub fn masked(&self, mask: &dyn Fn(&str) -> String) -> Self {
+        let map = |map: &Map<String, Value>| masked_map(map, mask);
+        Self {
+            step: mask(&self.step),
+            inputs: map(&self.inputs),
+            env: map(&self.env),
+            command: self.command.iter().map(|word| mask(word)).collect(),
+            work_dir: mask(&self.work_dir),
+            outputs: map(&self.outputs),
+            exports: map(&self.exports),
+            truncated: self.truncated,
+        }
+    }
+
+    /// Cuts the texts that are too long.
+    fn cut_texts(&mut self) {
+        let mut is_cut = cut(&mut self.step, MAX_TEXT_BYTES) | cut(&mut self.work_dir, MAX_TEXT_BYTES);
+        for word in &mut self.command {
+            is_cut |= cut(word, MAX_TEXT_BYTES);
+        }
+        for map in [&mut self.inputs, &mut self.env, &mut self.outputs, &mut self.exports] {
+            for value in map.values_mut() {
+                is_cut |= cut_value(value);
+            }
+        }
+        self.truncated |= is_cut;
+    }
+
+    /// Cuts the texts that are too long, and reduces the record to its reference if it is larger than `left`. Subtracts its size from `left`.
+    pub(crate) fn limit(&mut self, left: &mut usize) {
+        self.cut_texts();
+        match json_size_within(self, *left) {
+            Some(size) => *left -= size,
+            None => {
+                let mut step = std::mem::take(&mut self.step);
+                cut(&mut step, MAX_REFERENCE_BYTES);
+                *self = Self { step, truncated: true, ..Self::default() };
+            }
+        }
+    }
+}
+
+/// Returns the size of a value as JSON. `None` means that it exceeds `max`.
+pub(crate) fn json_size_within(value: &impl Serialize, max: usize) -> Option<usize> {
+    let mut counter = Counter { max, size: 0 };
+    serde_json::to_writer(&mut counter, value).ok()?;
+    Some(counter.size)
+}
+
+/// Writer that counts the bytes, and fails if there are too many.
+struct Counter {
+    max: usize,
+    size: usize,
+}
+
+impl io::Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.size += bytes.len();
+        if self.size > self.max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(bytes.len()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Cuts the texts in a value that are too long. Returns whether a text was cut.
+fn cut_value(value: &mut Value) -> bool {
+    match value {
+        Value::String(text) => cut(text, MAX_TEXT_BYTES),
+        Value::Array(items) => items.iter_mut().fold(false, |is_cut, item| cut_value(item) | is_cut),
+        Value::Object(map) => map.values_mut().fold(false, |is_cut, item| cut_value(item) | is_cut),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Cuts a text that has more than `max` bytes, and appends its size. Returns whether it was cut.
+fn cut(text: &mut String, max: usize) -> bool {
+    let size = text.len();
+    if size <= max {
+        return false;
+    }
+    text.truncate(text.floor_char_boundary(max));
+    let _ = write!(text, "… ({size} bytes)");
+    true
+}
+
+/// Returns a value with the texts and numbers in it masked by `mask`. Names of values are not changed.
+pub fn masked_value(value: &Value, mask: &dyn Fn(&str) -> String) -> Value {
+    masked_with(value, mask, &str::to_owned)
+}
+
+/// Returns a map with masked names and values. Of several names that are equal after the masking, only the last one remains.
+fn masked_map(map: &Map<String, Value>, mask: &dyn Fn(&str) -> String) -> Map<String, Value> {
+    map.iter().map(|(name, value)| (mask(name), masked_with(value, mask, mask))).collect()
+}
+
+/// Returns a value with the texts and numbers in it masked by `mask`, and the names in it masked by `mask_name`.
+fn masked_with(value: &Value, mask: &dyn Fn(&str) -> String, mask_name: &dyn Fn(&str) -> String) -> Value {
+    match value {
+        Value::String(text) => Value::String(mask(text)),
+        Value::Number(number) => {
+            let text = number.to_string();
+            let masked = mask(&text);
+            if masked == text { value.clone() } else { Value::String(masked) }
+        }
+        Value::Array(items) => items.iter().map(|item| masked_with(item, mask, mask_name)).collect(),
+        Value::Object(map) => {
+            map.iter().map(|(name, value)| (mask_name(name), masked_with(value, mask, mask_name))).collect()
+        }
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn inputs(value: Value) -> CallRecord {
+        CallRecord {
+            step: "./s".to_owned(),
+            inputs: value.as_object().cloned().unwrap_or_default(),
+            ..CallRecord::default()
+        }
+    }
+
+    #[test]
+    fn names_and_values_at_every_depth_are_masked() {
+        let record = CallRecord {
+            step: "./hunter2".to_owned(),
+            env: Map::from_iter([("hunter2".to_owned(), json!("x"))]),
+            command: vec!["sh".to_owned(), "hunter2".to_owned()],
+            work_dir: "/hunter2".to_owned(),
+            outputs: Map::from_iter([("a".to_owned(), json!([{ "hunter2": { "b": "hunter2" } }]))]),
+            exports: Map::from_iter([("hunter2".to_owned(), json!(1))]),
+            ..inputs(json!({ "hunter2": { "hunter2": ["hunter2", true] } }))
+        };
+        let masked = record.masked(&|text| text.replace("hunter2", MASKED));
+        assert!(!serde_json::to_string(&masked).unwrap().contains("hunter2"), "{masked:?}");
+        assert_eq!(masked.inputs, inputs(json!({ MASKED: { MASKED: [MASKED, true] } })).inputs);
+    }
+
+    #[test]
+    fn long_text_is_cut_at_a_character_and_marked() {
+        let mut call = inputs(json!({ "a": ["é".repeat(40_000)], "b": "short" }));
+        call.limit(&mut usize::MAX);
+        let text = call.inputs["a"][0].as_str().unwrap();
+        assert!(text.starts_with('é') && text.ends_with("é… (80000 bytes)") && text.len() < 66_000, "{}", text.len());
+        assert!(call.truncated && call.inputs["b"] == "short");
+    }
+
+    #[test]
+    fn records_above_the_limit_keep_only_their_reference() {
+        let large = || inputs(json!({ "list": vec!["x".repeat(60_000); 25] }));
+        let (mut records, mut left) = ([large(), large(), large()], 4_000_000);
+        records.iter_mut().for_each(|record| record.limit(&mut left));
+        let kept: Vec<_> = records.iter().map(|call| (call.step.as_str(), call.truncated, call.inputs.len())).collect();
+        assert_eq!(kept, [("./s", false, 1), ("./s", false, 1), ("./s", true, 0)]);
+    }
+
+    #[test]
+    fn record_without_values_has_the_names_of_the_inputs() {
+        let record = CallRecord::without_values("git.example.com/s@1", &inputs(json!({ "token": "hunter2" })).inputs);
+        assert_eq!(
+            serde_json::to_value(record).unwrap(),
+            json!({ "step": "git.example.com/s@1", "inputs": { "token": MASKED } })
+        );
+    }
+}

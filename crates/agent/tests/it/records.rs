@@ -1,0 +1,168 @@
+//! Parameters of the steps in the result of a job.
+
+use std::collections::BTreeMap;
+
+use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, Checkout, Script};
+use muster_agent_api::plan::{Call, JobPlan, Step, When};
+use muster_agent_api::result::{CallRecord, JobResult, MASKED, StepNode};
+use muster_agent_api::step_runner::Variable;
+use muster_job::Secret;
+use serde_json::{Value, json};
+
+use crate::harness::*;
+
+/// Value that must not be in a result.
+const SECRET: &str = "s3cret-0815";
+
+/// Step that prints its inputs, returns an output and exports a variable.
+const GREET: &str = r#"spec:
+  inputs: {name: {type: string}, times: {type: number, default: 1}, options: {type: struct, default: {}}}
+  outputs: {text: {type: string}}
+---
+env: {GREETING: "hello ${{ inputs.name }}"}
+exec:
+  command: [sh, -c, 'echo "{\"name\":\"text\",\"value\":\"$GREETING\"}" >"$1"; echo "{\"name\":\"SHOWN\",\"value\":\"yes\"}" >"$2"', greet, '${{ output_file }}', '${{ export_file }}']
+"#;
+
+/// Writes the step `./greet`, and returns a plan that records calls, with these steps.
+fn recording(agent: &Agent, steps: Vec<Step>) -> JobPlan {
+    let dir = agent.project().join("greet");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("step.yml"), GREET).unwrap();
+    JobPlan { record_calls: true, ..agent.plan(steps) }
+}
+
+fn list(items: Value) -> Step {
+    step("step_run", When::OnSuccess, Call::Run(items))
+}
+
+/// Runs a plan with the masked variable `SECRET`.
+async fn run(agent: &mut Agent, plan: &JobPlan) -> JobResult {
+    let secret = Variable { masked: true, ..variable("SECRET", SECRET) };
+    agent.run("1-1", plan, &[secret]).await;
+    let result = agent.wait("1-1").await;
+    agent.close("1-1").await;
+    result
+}
+
+/// Returns the record of the step at this path below the root.
+fn call<'r>(result: &'r JobResult, path: &[&str]) -> &'r CallRecord {
+    let find = |node: &'r StepNode, name: &&str| node.steps.iter().find(|step| step.name == *name).unwrap();
+    path.iter().fold(&result.tree, find).call.as_deref().unwrap()
+}
+
+#[tokio::test]
+async fn result_of_a_failed_job_has_the_parameters_of_each_step() {
+    let mut agent = Agent::start().await;
+    let items = json!([
+        { "name": "greet", "step": "./greet", "inputs": { "name": "${{ vars.CI_JOB_NAME }}" }, "env": { "MORE": "1" } },
+        { "name": "fails", "script": "exit 3" },
+    ]);
+    let plan = recording(&agent, vec![list(items), after_script(&["echo bye"])]);
+    agent.run("1-1", &plan, &[variable("CI_JOB_NAME", "build")]).await;
+    let result = agent.wait("1-1").await;
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(3)));
+    let checkout = call(&result, &["get_sources"]);
+    assert_eq!((checkout.step.as_str(), &checkout.inputs["strategy"]), ("builtin:checkout", &json!("none")));
+    assert_eq!(call(&result, &["after_script"]).inputs["commands"], json!(["echo bye"]));
+    let greet = call(&result, &["step_run", "greet"]);
+    assert_eq!(greet.step, "./greet");
+    assert_eq!(Value::Object(greet.inputs.clone()), json!({ "name": "build", "times": 1, "options": {} }));
+    assert_eq!((&greet.env["GREETING"], &greet.env["MORE"]), (&json!("hello build"), &json!("1")));
+    assert_eq!(greet.command[..2], ["sh", "-c"]);
+    assert!(!greet.work_dir.is_empty() && !greet.truncated, "{greet:?}");
+    assert_eq!((&greet.outputs["text"], &greet.exports["SHOWN"]), (&json!("hello build"), &json!("yes")));
+    let fails = &result.tree.steps[1].steps[1];
+    assert_eq!((fails.exit_code, &fails.call.as_ref().unwrap().inputs["script"]), (Some(3), &json!("exit 3")));
+    assert_eq!(fails.call.as_ref().unwrap().env["SHOWN"], "yes", "an export of an earlier step is a parameter");
+}
+
+#[tokio::test]
+async fn result_has_no_records_unless_the_plan_requests_them() {
+    let mut agent = Agent::start().await;
+    let items = json!([{ "name": "greet", "step": "./greet", "inputs": { "name": "a" } }]);
+    let plan = JobPlan { record_calls: false, ..recording(&agent, vec![list(items), script(&["true"])]) };
+    let (_, result) = agent.complete(&plan).await;
+    let text = serde_json::to_string(&result).unwrap();
+    assert!(text.contains("\"greet\"") && !text.contains("\"call\""), "{text}");
+}
+
+#[tokio::test]
+async fn records_contain_no_secrets() {
+    let mut agent = Agent::start().await;
+    let signed = |kind: &str| Secret::new(format!("http://127.0.0.1:1/{kind}?X-Amz-Signature=signature4711"));
+    let object = CacheObject { download: signed("get"), head: signed("head"), ..CacheObject::default() };
+    let cache = CacheEntry {
+        key: "main".to_owned(),
+        cache_dir: agent.dir.path().join("cache").to_string_lossy().into_owned(),
+        paths: vec!["target".to_owned()],
+        policy: "pull".to_owned(),
+        objects: BTreeMap::from([("main".to_owned(), object)]),
+        ..CacheEntry::default()
+    };
+    let mut restore = step("restore_cache", When::OnSuccess, Call::builtin(&CacheRestore { caches: vec![cache] }));
+    restore.policy.allow_failure = true;
+    let checkout = Checkout {
+        strategy: "none".to_owned(),
+        repo_url: "https://gitlab-ci-token:token4711@127.0.0.1:1/g/p.git".to_owned(),
+        ..Checkout::default()
+    };
+    let operator = Script { commands: vec!["true hook4711".to_owned()], by_operator: true, ..Script::default() };
+    let mut operator = step("operator_before_x", When::OnSuccess, Call::builtin(&operator));
+    operator.policy.by_operator = true;
+    let inputs = json!({ "name": "${{ vars.SECRET }}", "options": { SECRET: [SECRET, 1] } });
+    let items =
+        json!([{ "name": "greet", "step": "./greet", "inputs": inputs, "env": { "KEY": "${{ vars.SECRET }}" } }]);
+    let steps = vec![
+        operator,
+        step("sources", When::OnSuccess, Call::builtin(&checkout)),
+        restore,
+        list(items),
+        script(&["echo s3cret-0815"]),
+    ];
+    let plan = recording(&agent, steps);
+    let result = run(&mut agent, &plan).await;
+    assert_eq!(result.outcome, muster_agent_api::result::Outcome::Success, "{result:?}");
+    let text = serde_json::to_string(&result).unwrap();
+    assert!(!text.contains(SECRET) && !text.contains("4711"), "{text}");
+    let greet = call(&result, &["step_run", "greet"]);
+    assert_eq!((&greet.inputs["name"], &greet.env["KEY"]), (&json!(MASKED), &json!(MASKED)));
+    assert_eq!(greet.inputs["options"], json!({ MASKED: [MASKED, 1] }), "names are masked, too");
+    assert_eq!(call(&result, &["sources"]).inputs["url"], "https://127.0.0.1:1/g/p.git");
+    assert_eq!(call(&result, &["restore_cache"]).inputs["caches"][0]["key"], "main");
+}
+
+#[tokio::test]
+async fn step_of_the_operator_is_recorded_without_its_values() {
+    let mut agent = Agent::start().await;
+    let items = json!([{ "name": "greet", "step": "./greet", "inputs": { "name": "of the operator" }, "env": { "A": "of the operator" } }]);
+    let mut operator = step("operator_before_greet", When::OnSuccess, Call::Run(items));
+    operator.policy.by_operator = true;
+    let plan = recording(&agent, vec![operator]);
+    let result = run(&mut agent, &plan).await;
+    let greet = call(&result, &["operator_before_greet", "greet"]);
+    let inputs = json!({ "name": MASKED, "times": MASKED, "options": MASKED });
+    assert_eq!(serde_json::to_value(greet).unwrap(), json!({ "step": "./greet", "inputs": inputs }));
+}
+
+#[tokio::test]
+async fn large_parameters_are_cut_after_masking() {
+    let mut agent = Agent::start().await;
+    // The secret crosses the place where the text is cut.
+    let long = format!("{}{SECRET}{}", "x".repeat(64 * 1024 - 4), "y".repeat(100_000));
+    let texts = vec!["z".repeat(50_000); 100];
+    let items = json!([
+        { "name": "long", "step": "./greet", "inputs": { "name": "a", "options": { "text": long } } },
+        { "name": "many", "step": "./greet", "inputs": { "name": "a", "options": { "texts": texts } } },
+        { "name": "small", "step": "./greet", "inputs": { "name": "a" } },
+    ]);
+    let plan = recording(&agent, vec![list(items)]);
+    let result = run(&mut agent, &plan).await;
+    let text = serde_json::to_string(&result).unwrap();
+    assert!(!text.contains("s3cr") && text.len() < 1 << 20, "{} bytes", text.len());
+    let long = call(&result, &["step_run", "long"]);
+    assert!(long.truncated && long.inputs["name"] == "a", "{:?}", long.step);
+    let many = call(&result, &["step_run", "many"]);
+    assert_eq!(serde_json::to_value(many).unwrap(), json!({ "step": "./greet", "truncated": true }));
+    assert!(!call(&result, &["step_run", "small"]).truncated);
+}

@@ -1,0 +1,109 @@
+//! Lists the files of a job's artifacts for steps of the operator, and adds the files of these steps to the archives.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_agent_api::builtin::{ArtifactsList, ArtifactsUpload};
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+
+use crate::blocking::blocking;
+use crate::context::Context;
+use crate::extraction::Extraction;
+use crate::files::select::{FileSelection, select};
+use crate::transfer::{MessageLevel, TransferContext};
+use crate::variables::JobVariable;
+
+/// Name of the list in the temporary directory of the job.
+const LIST_FILE: &str = "artifact-files";
+
+/// Variable with the path of the list.
+const LIST_VARIABLE: &str = "MUSTER_ARTIFACT_FILES";
+
+/// Writes the list: one path per line, relative to the project directory.
+pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &StopToken) -> Result<(), Failure> {
+    let quiet = Quiet(context);
+    let mut files = BTreeSet::new();
+    for artifact in &list.artifacts {
+        let ArtifactsUpload { paths, exclude, untracked, .. } = artifact;
+        files.extend(select(&quiet, FileSelection { paths, exclude, untracked: *untracked }, stop).await?);
+    }
+    let path = context.temp_dir.join(LIST_FILE);
+    let target = path.clone();
+    blocking(&**context, "writing the list of the artifacts", stop, move || {
+        write(&target, &files).map_err(Failure::io("failed to write the list of the artifacts"))
+    })
+    .await?;
+    // A variable of the job must not replace this one, because the steps of the operator rely on it.
+    let value = path.to_string_lossy().into_owned();
+    context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
+    Ok(())
+}
+
+fn write(path: &Path, files: &BTreeSet<PathBuf>) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut text = Vec::new();
+    for file in files {
+        if file.as_os_str().as_bytes().contains(&b'\n') {
+            let error = format!("the name {file:?} contains a line break; rename the file, or exclude it");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+        }
+        text.extend_from_slice(file.as_os_str().as_bytes());
+        text.push(b'\n');
+    }
+    out.write_all(&text)
+}
+
+/// Returns the artifact with the files that steps of the operator have added. Only archives get them.
+pub(super) fn with_added<'a>(artifact: &'a ArtifactsUpload, added: &[String]) -> Cow<'a, ArtifactsUpload> {
+    if added.is_empty() || !is_archive(artifact) {
+        return Cow::Borrowed(artifact);
+    }
+    let paths = artifact.paths.iter().chain(added).cloned().collect();
+    Cow::Owned(ArtifactsUpload { paths, ..artifact.clone() })
+}
+
+/// Returns whether the artifact is an archive, and not a report.
+pub(super) fn is_archive(artifact: &ArtifactsUpload) -> bool {
+    matches!(artifact.artifact_type.as_str(), "" | "archive")
+}
+
+/// Context of the job that prints nothing. The upload prints which files it finds.
+struct Quiet<'a>(&'a Context);
+
+#[async_trait]
+impl TransferContext for Quiet<'_> {
+    fn root(&self) -> &Path {
+        self.0.root()
+    }
+
+    fn extraction(&self) -> Extraction {
+        TransferContext::extraction(self.0)
+    }
+
+    fn staging(&self) -> &Path {
+        self.0.staging()
+    }
+
+    fn environment(&self) -> Vec<(OsString, OsString)> {
+        TransferContext::environment(self.0)
+    }
+
+    fn report(&self, _level: MessageLevel, _line: &str) {}
+
+    async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure> {
+        self.0.git(args, out, stop).await
+    }
+}
