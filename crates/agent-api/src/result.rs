@@ -47,11 +47,15 @@ impl JobResult {
     #[must_use]
     pub fn to_tree_within(&self, max: usize) -> Option<Value> {
         let fits = |tree: &Value| json_size_within(tree, max).is_some();
-        self.to_tree().filter(fits).or_else(|| {
-            let mut result = self.clone();
-            remove_calls(&mut result.tree);
-            result.to_tree().filter(fits)
-        })
+        self.to_tree().filter(fits).or_else(|| self.without_records().to_tree().filter(fits))
+    }
+
+    /// Returns the result without the records of the calls.
+    #[must_use]
+    pub fn without_records(&self) -> Self {
+        let mut result = self.clone();
+        remove_calls(&mut result.tree);
+        result
     }
 }
 

@@ -127,7 +127,8 @@ pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcom
     };
     if let Err(error) = job.journal.record_result(&result) {
         agent.spool.release_reserve();
-        if let Err(retry_error) = job.journal.record_result(&result) {
+        // The space of the reserve is too small for the records of many calls.
+        if let Err(retry_error) = job.journal.record_result(&result.without_records()) {
             // The result is published anyway, because the manager can still report it to the coordinator.
             tracing::error!(job = job.id, %error, %retry_error, "failed to write the result to the spool");
         }

@@ -28,7 +28,7 @@ const LIST_FILE: &str = "artifact-files";
 /// Variable with the path of the list.
 const LIST_VARIABLE: &str = "MUSTER_ARTIFACT_FILES";
 
-/// Writes the list: one path per line, relative to the project directory.
+/// Writes the list of the regular files: one path per line, relative to the project directory.
 pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &StopToken) -> Result<(), Failure> {
     let quiet = Quiet(context);
     let mut files = BTreeSet::new();
@@ -37,9 +37,9 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
         files.extend(select(&quiet, FileSelection { paths, exclude, untracked: *untracked }, stop).await?);
     }
     let path = context.temp_dir.join(LIST_FILE);
-    let target = path.clone();
+    let (target, root) = (path.clone(), context.project_dir.clone());
     blocking(&**context, "writing the list of the artifacts", stop, move || {
-        write(&target, &files).map_err(Failure::io("failed to write the list of the artifacts"))
+        write(&target, &root, &files).map_err(Failure::io("failed to write the list of the artifacts"))
     })
     .await?;
     // A variable of the job must not replace this one, because the steps of the operator rely on it.
@@ -48,14 +48,15 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
     Ok(())
 }
 
-fn write(path: &Path, files: &BTreeSet<PathBuf>) -> io::Result<()> {
+fn write(path: &Path, root: &Path, files: &BTreeSet<PathBuf>) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     let mut text = Vec::new();
-    for file in files {
+    let is_regular = |file: &&PathBuf| fs::symlink_metadata(root.join(file)).is_ok_and(|found| found.is_file());
+    for file in files.iter().filter(is_regular) {
         if file.as_os_str().as_bytes().contains(&b'\n') {
             let error = format!("the name {file:?} contains a line break; rename the file, or exclude it");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, error));

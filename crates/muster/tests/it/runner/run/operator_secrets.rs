@@ -171,14 +171,15 @@ async fn artifacts_are_signed_by_an_operators_step_before_the_upload() {
             "artifact_type": "archive", "artifact_format": "zip"
         }] })
     };
-    let script = ["mkdir out; echo app >out/app; echo lib >out/lib; echo no >out/skipped"];
+    let script = ["mkdir out; echo app >out/app; echo lib >out/lib; echo no >out/skipped; ln -s /etc/passwd out/link"];
     let job = run_job(&harness, 1, &script, artifacts("on_success")).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     assert!(text.contains("Running the runner's step \"sign\" before the upload of the artifacts"), "{text}");
     let (dir, mut names) = extracted(&harness, &job);
     names.sort();
-    assert_eq!(names, ["out/app", "out/app.sig", "out/lib", "out/lib.sig"]);
+    assert_eq!(names, ["out/app", "out/app.sig", "out/lib", "out/lib.sig", "out/link"]);
+    assert!(!text.contains("signed out/link"), "{text}");
     let public = std::fs::read_to_string(key.with_extension("pub")).unwrap();
     std::fs::write(dir.join("signers"), format!("runner {public}")).unwrap();
     let verify = "ssh-keygen -Y verify -f signers -I runner -n artifact -s out/app.sig <out/app";
@@ -189,7 +190,7 @@ async fn artifacts_are_signed_by_an_operators_step_before_the_upload() {
     assert!(job.status == JobStatus::Success && !job.text().contains("\"sign\""), "{}", job.text());
     let job = run_job(&harness, 3, &[script[0], "exit 5"], artifacts("always")).await;
     assert!(job.text().contains("\nsigned out/app\n"), "{}", job.text());
-    assert_eq!(extracted(&harness, &job).1.len(), 4);
+    assert_eq!(extracted(&harness, &job).1.len(), 5);
 
     // If nothing can be signed, nothing is uploaded, whatever the result of the job is.
     std::fs::remove_file(&key).unwrap();
