@@ -10,6 +10,7 @@ mod instances;
 mod masks;
 mod mirrors;
 mod operator_steps;
+mod remote_engine;
 mod shared_limits;
 mod single;
 mod ssh;
