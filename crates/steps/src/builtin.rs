@@ -89,6 +89,11 @@ pub trait OpenTarget: Reach {
     /// Returns the job's directory in the environment.
     fn project_dir(&self) -> &Path;
 
+    /// Returns the image of the container that is the environment. Empty means that the environment is not a container.
+    fn image(&self) -> &str {
+        ""
+    }
+
     /// Returns the time without an answer after which the agent of the environment is considered lost.
     fn silence_timeout(&self) -> Duration {
         Duration::from_secs(10)
