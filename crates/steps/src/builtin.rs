@@ -90,6 +90,7 @@ pub trait OpenTarget: Reach {
     fn project_dir(&self) -> &Path;
 
     /// Returns the image of the container that is the environment. Empty means that the environment is not a container.
+    #[expect(clippy::unnecessary_literal_bound, reason = "an implementation returns a name that it owns")]
     fn image(&self) -> &str {
         ""
     }

@@ -81,6 +81,7 @@ pub trait Job: Send + Sync + 'static {
     fn work_dir(&self) -> &Path;
 
     /// Returns the image of the container in which the steps run. Empty means that they run on this machine.
+    #[expect(clippy::unnecessary_literal_bound, reason = "an implementation returns a name that it owns")]
     fn image(&self) -> &str {
         ""
     }

@@ -9,7 +9,7 @@ const PACK: &str = "spec:\n  inputs: {text: {type: string}}\n  outputs: {size: {
     exec: {command: [sh, -c, 'echo \"$1 $BRAND\" >out; s=$(wc -c <out); echo \"{\\\"name\\\":\\\"size\\\",\\\"value\\\":\\\"$s\\\"}\" >\"$2\"', \
     pack, '${{ inputs.text }}', '${{ output_file }}']}\n";
 
-const JOB: &str = r#"
+const JOB: &str = r"
 build:
   run:
     - {name: pack, step: ./pack, inputs: {text: 'v ${{ vars.CI_JOB_NAME }}'}, env: {BRAND: acme}}
@@ -17,7 +17,7 @@ build:
   artifacts: {paths: [out], when: always}
 scripted:
   script: [echo scripted]
-"#;
+";
 
 /// Runs the pipeline, and returns its project and the tree of the job `build`, which is also in the file `tree.json`.
 fn finished() -> (Project, Value) {

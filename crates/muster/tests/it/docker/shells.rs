@@ -12,7 +12,7 @@ use super::harness::{Host, failed, job, script};
 const NO_SHELL: &str = "muster-test/shellless:1";
 
 /// Writes a step that prints the ID of its user.
-const WRITE_ID: &str = r#"printf 'spec: {}\n---\nexec: {command: [/usr/bin/id, -u]}\n' > id/step.yml"#;
+const WRITE_ID: &str = r"printf 'spec: {}\n---\nexec: {command: [/usr/bin/id, -u]}\n' > id/step.yml";
 /// Writes a step that calls another one.
 const WRITE_MAKE: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nrun: [{name: touch, step: ./touch, inputs: {file: "${{ inputs.file }}"}}]\n' > make/step.yml"#;
 /// Writes a step that creates a file.
