@@ -306,10 +306,6 @@ impl OpenTarget for Container {
         &self.project_dir
     }
 
-    fn image(&self) -> &str {
-        &self.image
-    }
-
     fn silence_timeout(&self) -> std::time::Duration {
         SILENCE_TIMEOUT
     }
