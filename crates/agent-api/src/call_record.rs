@@ -210,7 +210,8 @@ mod tests {
     #[test]
     fn long_text_is_cut_at_a_character_and_marked() {
         let mut call = inputs(json!({ "a": ["é".repeat(40_000)], "b": "short" }));
-        call.limit(&mut usize::MAX);
+        let mut left = usize::MAX;
+        call.limit(&mut left);
         let text = call.inputs["a"][0].as_str().unwrap();
         assert!(text.starts_with('é') && text.ends_with("é… (80000 bytes)") && text.len() < 66_000, "{}", text.len());
         assert!(call.truncated && call.inputs["b"] == "short");
