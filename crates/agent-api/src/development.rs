@@ -1,4 +1,4 @@
-//! Options of a job for authors of steps: breakpoints and fake steps. Jobs from a coordinator have none.
+//! Options of a job for authors of steps: breakpoints, fake steps, and records of any size. Jobs from a coordinator have none.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,6 +17,9 @@ pub struct Development {
     /// Steps that replace called steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fakes: Vec<FakeStep>,
+    /// Whether the records of calls have no maximum size ([`crate::plan::JobPlan::record_calls`]).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub full_records: bool,
 }
 
 impl Development {

@@ -154,7 +154,7 @@ fn fail(agent: &AgentContext, job: &Job, message: &str) -> std::io::Result<()> {
     let appended = job.log.append(format!("{line_break}{line}").as_bytes());
     let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
     // The message contains no text of the job, so nothing is masked.
-    persist_result(agent, job, outcome, &Secrets::default());
+    persist_result(agent, job, outcome, &Secrets::default(), false);
     appended
 }
 

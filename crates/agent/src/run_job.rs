@@ -91,7 +91,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
         Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}"))),
         Err(_) => fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log"),
     };
-    persist_result(&agent, &job, outcome, &secrets);
+    persist_result(&agent, &job, outcome, &secrets, parsed.plan.development.full_records);
 }
 
 /// Returns the debugger of a job. `None` means that its request includes none.
@@ -112,11 +112,20 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 
 /// Writes the result of a job to the spool, then publishes it.
 ///
-/// All texts in the result are masked, because names and errors of steps can quote values.
-pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcome, secrets: &Secrets) {
+/// All texts in the result are masked, because names and errors of steps can quote values. `full_records` is whether the records of calls have no
+/// maximum size.
+pub(crate) fn persist_result(
+    agent: &AgentContext,
+    job: &Job,
+    outcome: JobOutcome,
+    secrets: &Secrets,
+    full_records: bool,
+) {
     let mut tree = outcome.tree;
     mask(&mut tree, secrets);
-    limit_records(&mut tree);
+    if !full_records {
+        limit_records(&mut tree);
+    }
     let result = JobResult {
         outcome: outcome.outcome,
         message: secrets.mask(&outcome.message),

@@ -165,4 +165,13 @@ async fn large_parameters_are_cut_after_masking() {
     let many = call(&result, &["step_run", "many"]);
     assert_eq!(serde_json::to_value(many).unwrap(), json!({ "step": "./greet", "truncated": true }));
     assert!(!call(&result, &["step_run", "small"]).truncated);
+
+    // An author who runs a step on this machine gets everything.
+    let long = "x".repeat(100_000);
+    let items = json!([{ "name": "long", "step": "./greet", "inputs": { "name": "a", "options": { "text": long } } }]);
+    let mut plan = recording(&agent, vec![list(items)]);
+    plan.development.full_records = true;
+    let result = run(&mut agent, &plan).await;
+    let record = call(&result, &["step_run", "long"]);
+    assert!(!record.truncated && record.inputs["options"]["text"] == json!(long));
 }

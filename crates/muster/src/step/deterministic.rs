@@ -10,7 +10,7 @@ use std::process::Command;
 use muster_agent_api::result::{JobResult, StepNode};
 
 use super::local::LocalAgent;
-use super::request::request;
+use super::request::{record_calls, request};
 use super::run::{CommandError, TargetArgs, print_log, run_to_end};
 
 /// Names of the runs, and of their directories.
@@ -42,7 +42,7 @@ pub(super) async fn run_twice(
     for name in RUNS {
         copy(&source, &work_dir).map_err(failed(&source))?;
         let (mut plan, variables) = target.plan_in(&work_dir)?;
-        plan.record_calls = true;
+        record_calls(&mut plan, true);
         let result = run_to_end(agent, request(name, &plan, &variables)?, print_log).await?;
         let has_failed = result.tree.status != muster_agent_api::result::StepStatus::Success;
         results.push(result);

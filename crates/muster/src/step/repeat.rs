@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::deterministic::{Comparison, compare, compare_outputs};
 use super::local::LocalAgent;
-use super::request::{Pair, StepCall, request};
+use super::request::{Pair, StepCall, record_calls, request};
 use super::results::read_tree;
 use super::run::{CommandError, JOB_ID, print_log, report, run_to_end};
 
@@ -91,7 +91,7 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
     let work_dir = std::env::current_dir().map_err(CommandError::WorkDir)?;
     let recorded = select(&tree, args.step.as_deref())?;
     let mut plan = step_call(&recorded, args, &work_dir)?.plan(&work_dir);
-    plan.record_calls = true;
+    record_calls(&mut plan, true);
     let variables: Vec<_> = args.variables.iter().map(|Pair { name, value }| Variable::public(name, value)).collect();
     let request = request(JOB_ID, &plan, &variables).map_err(CommandError::from)?;
     let agent = LocalAgent::start().await.map_err(CommandError::from)?;

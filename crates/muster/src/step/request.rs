@@ -154,6 +154,12 @@ fn name(reference: &str) -> String {
     }
 }
 
+/// Sets whether the result of a plan contains the complete call of each step.
+pub(super) fn record_calls(plan: &mut JobPlan, is_recorded: bool) {
+    plan.record_calls = is_recorded;
+    plan.development.full_records = is_recorded;
+}
+
 /// Returns the request that runs a plan.
 pub(super) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> Result<RunRequest, RequestError> {
     let variables = variables.iter().map(|variable| muster_agent_api::step_runner::Variable {

@@ -107,7 +107,7 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
         agent.stop().await;
         return report(&compared?, args.results.as_deref());
     }
-    plan.record_calls = args.results.is_some();
+    request::record_calls(&mut plan, args.results.is_some());
     let result = run_to_end(&agent, request::request(JOB_ID, &plan, &variables)?, print_log).await;
     agent.stop().await;
     finish(&result?, args.results.as_deref())

@@ -50,7 +50,7 @@ async fn debug(args: DebugArgs) -> Result<ExitCode, CommandError> {
         breakpoints: args.breakpoints,
         ..DebugOptions::default()
     });
-    plan.record_calls = args.results.is_some();
+    request::record_calls(&mut plan, args.results.is_some());
     let request = request::request(JOB_ID, &plan, &variables)?;
     let agent = LocalAgent::start().await?;
     let result = Session::new(&agent.connection, JOB_ID).run(&agent, request).await;

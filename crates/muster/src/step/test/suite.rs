@@ -10,7 +10,7 @@ use muster_job::{Variable, error_chain};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::local::{LocalAgent, LocalError};
-use super::super::request::{StepCall, request};
+use super::super::request::{StepCall, record_calls, request};
 use super::super::run::CommandError;
 use super::check::{Mismatch, check};
 use super::file::{Case, Test};
@@ -106,7 +106,7 @@ fn plan(case: &Case, work_dir: &Path) -> Result<JobPlan, super::super::request::
     plan.timeout_ms = timeout_s.saturating_mul(1000);
     plan.output_limit = 0;
     plan.development.fakes.clone_from(fakes);
-    plan.record_calls = true;
+    record_calls(&mut plan, true);
     Ok(plan)
 }
 
