@@ -89,7 +89,11 @@ pub(super) async fn take(
     let policy = job.prepared.unwrap_or_default();
     let Some(template) = Template::new(job, image, agent)? else { return Ok(None) };
     let Some((mut taken, container)) = facts.prepared.take(template, policy, &job.build.name) else { return Ok(None) };
-    let given = stoppable(stop, async { Ok(give_to(job, &container).await) }).await?;
+    // A stop does not interrupt the renaming: the engine could rename the container after the cleanup has removed what has the job's name.
+    let given = match rename(job, &container).await {
+        Ok(()) => stoppable(stop, async { Ok(check(&container).await) }).await?,
+        Err(reason) => Err(reason),
+    };
     if let Err(reason) = given {
         tracing::info!(
             container = container.id(),
@@ -106,12 +110,17 @@ pub(super) async fn take(
     Ok(Some(container.for_job(job, objects.clone())))
 }
 
-/// Gives a container the name of the job. Returns the reason if the container cannot be used.
-async fn give_to(job: &DockerContainer, container: &Container) -> Result<(), String> {
-    let (engine, id) = (container.engine(), container.id());
-    let renamed = engine.rename_container(id, RenameContainerOptions { name: job.build.name.clone() }).await;
-    renamed.map_err(|error| reason(&error))?;
-    let found = inspect_container(engine, id).await.map_err(|error| reason(&error))?;
+/// Gives a container the name of the job. Returns the reason if the engine did not do so in time.
+async fn rename(job: &DockerContainer, container: &Container) -> Result<(), String> {
+    let options = RenameContainerOptions { name: job.build.name.clone() };
+    let renamed = timeout(ANSWER_TIMEOUT, container.engine().rename_container(container.id(), options)).await;
+    let silent = |_| format!("the engine did not rename it within {} s", ANSWER_TIMEOUT.as_secs());
+    renamed.map_err(silent)?.map_err(|error| reason(&error))
+}
+
+/// Returns the reason if a container cannot be used.
+async fn check(container: &Container) -> Result<(), String> {
+    let found = inspect_container(container.engine(), container.id()).await.map_err(|error| reason(&error))?;
     if found.state.unwrap_or_default().paused == Some(true) {
         return Err("it is paused".to_owned());
     }

@@ -200,7 +200,7 @@ async fn cancel_while_a_container_is_taken_leaves_nothing() {
             host.cancel().await;
             let (log, result) = host.finish().await;
             assert_eq!(failed(&result).0, "job_canceled", "{log}");
-            assert_eq!(host.objects("stop"), "", "objects of the job are left");
+            assert_eq!(host.objects("stop-"), "", "objects of the job are left");
             host.close().await;
         }
     }
