@@ -156,6 +156,7 @@ async fn history_does_not_report_an_archive_that_expired_before_the_job() {
     manager.succeed(&new).await;
     let test = manager.next_job().await;
     assert_eq!(test.dependencies.len(), 1);
+    manager.succeed(&test).await;
     harness.clock.advance(Duration::from_secs(1800));
     let deleted = async {
         while harness.artifact_files_on_disk(new.id).await != [("archive".to_owned(), false)] {
