@@ -177,8 +177,7 @@ mod tests {
             let blob = Blob::in_file(Arc::new(file), 0, CONTENT.len() as u64, Digest::of(CONTENT));
             registry.push_blob(&blob).await.unwrap();
             assert_eq!(*this.received.lock(), [CONTENT]);
-            let requests = this.requests.lock().clone();
-            requests
+            this.requests.lock().clone()
         }
     }
 
