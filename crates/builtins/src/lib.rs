@@ -40,7 +40,7 @@ mod variables;
 
 use muster_agent_api::builtin::{
     AgentProcess, ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
-    DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script,
+    DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script, ServiceContainer,
 };
 use muster_steps::builtin::Registry;
 
@@ -75,6 +75,7 @@ pub fn registry() -> Registry<Context> {
         .with::<DriverStage>()
         .with::<DriverCleanup>()
         .with::<HostService>()
+        .with::<ServiceContainer>()
         .with_target::<AgentProcess>()
         .with_target::<DockerContainer>()
 }

@@ -1,6 +1,6 @@
 //! Addresses that the containers of a job must not reach (`blocked_addresses`).
 
-use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork};
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ServiceContainer};
 use serde_json::{Value, json};
 
 use super::super::LowerError;
@@ -14,7 +14,7 @@ const NET_RAW: &str = "NET_RAW";
 ///
 /// # Errors
 /// [`LowerError`] if the addresses cannot be blocked with the settings of the runner. The job must not run without the block.
-pub(super) fn prepare(container: &mut DockerContainer) -> Result<(), LowerError> {
+pub(super) fn prepare(container: &mut DockerContainer, services: &mut [ServiceContainer]) -> Result<(), LowerError> {
     if container.blocked_addresses.is_empty() {
         return Ok(());
     }
@@ -23,7 +23,7 @@ pub(super) fn prepare(container: &mut DockerContainer) -> Result<(), LowerError>
     {
         return Err(conflict(&format!("`network_mode = \"{mode}\"`, a network that other programs use")));
     }
-    let services = container.services.iter_mut().map(|service| &mut service.container);
+    let services = services.iter_mut().map(|service| &mut service.container);
     for spec in std::iter::once(&mut container.build).chain(services) {
         drop_net_raw(spec)?;
     }
