@@ -32,7 +32,7 @@ pub(super) fn check_builtins(steps: &[Step], policy: &StepPolicy) -> Result<(), 
     for step in steps.iter().filter(|step| !step.policy.by_operator) {
         let (builtin, inner) = match &step.call {
             Call::Builtin { name, .. } => (Some(name), [&[] as &[Step], &[]]),
-            Call::Delegate { name, beside, steps, .. } => (Some(name), [beside, steps]),
+            Call::Delegate { name, beside, steps, .. } => (Some(name), [beside.as_slice(), steps.as_slice()]),
             Call::Steps(steps) => (None, [steps.as_slice(), &[]]),
             Call::Run(_) | Call::StepFile(_) => (None, [&[] as &[Step], &[]]),
         };
