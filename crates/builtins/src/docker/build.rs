@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use bollard::Docker;
 use bollard::models::ContainerCreateBody;
-use bollard::query_parameters::StartContainerOptions;
 use muster_agent_api::builtin::DockerContainer;
 use muster_agent_api::client::Reach;
 use muster_agent_api::container::{AGENT_DIR, DIRECTORIES, EXECUTABLE, MODE, MODE_CONTAINER, RUN_DIR, SERVE};
@@ -17,14 +16,13 @@ use tokio::time::sleep;
 
 use super::agent_volume::AgentVolume;
 use super::cleanup::Objects;
-use super::engine::failed;
 use super::images::ResolvedImage;
 use super::output::{Output, Progress};
 use super::relay::Relay;
 use super::services::{self, Service};
 use super::socket::RunDirectory;
 use super::target::{Container, End};
-use super::{block, create, network, print};
+use super::{block, create, network, print, start};
 
 /// Maximum time from the start of the container until its agent accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
@@ -81,8 +79,7 @@ pub(super) async fn start(
     let lost_log = Arc::clone(&log);
     let output = Output::attach(engine, &id, log).await?;
     let name = &job.build.name;
-    let started = engine.start_container(&id, None::<StartContainerOptions>).await;
-    started.map_err(failed(format!("failed to start the container {name}")))?;
+    start::container(engine, &id, name, stop).await?;
     block::enforce(engine, job, &id, name).await?;
     let container = Container::watch(engine.clone(), id, job, objects.clone(), output, run_dir);
     let serves = async {

@@ -22,7 +22,8 @@ async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harnes
     }
     let harness = Harness::start_on(engine.listen(engine.gateway()).unwrap());
     let entry = harness.entry(0).replace("executor = \"shell\"", "executor = \"docker\"");
-    let docker = format!("[runners.docker]\n{}pull_policy = \"never\"\n", connect(&remote, &harness));
+    let docker =
+        format!("[runners.docker]\n{}pull_policy = \"never\"\nvolumes = [\"/cache\"]\n", connect(&remote, &harness));
     harness.configure(&format!("{entry}{docker}"));
     let run = harness.run_in_network(engine);
     let server = "mkdir /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
