@@ -180,7 +180,9 @@ async fn our_client_ends_a_job_at_their_server() {
 #[tokio::test]
 async fn our_client_notices_the_end_of_their_server() {
     let Some(mut theirs) = TheirServer::start().await else { return };
-    theirs.run("1", &definition("- {name: a, script: 'while [ ! -e end ]; do sleep 0.01; done'}")).await.unwrap();
+    // GitLab's server leaves the process of the job behind. It ends when the directory of the test is removed.
+    let script = "touch running; while [ -e running ]; do sleep 0.01; done";
+    theirs.run("1", &definition(&format!("- {{name: a, script: '{script}'}}"))).await.unwrap();
     let connection = theirs.socket.reach().await.unwrap();
     let mut log = connection.follow("1", 0).await.unwrap();
     assert!(log.message().await.unwrap().is_some());
@@ -188,8 +190,6 @@ async fn our_client_notices_the_end_of_their_server() {
     theirs.server.child.wait().unwrap();
     let silence = Duration::from_millis(300);
     let followed = follow_to_end(&theirs.socket, "1", silence, |_| {}).await;
-    // Ends the process of the job, which GitLab's server left behind.
-    theirs.project.file("end", "");
     assert!(matches!(followed, Err(AgentError::NotReached(_))), "{followed:?}");
 }
 
