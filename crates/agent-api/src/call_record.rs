@@ -1,6 +1,5 @@
 //! Record of a step's call in the result tree: its parameters and results, masked and limited in size.
 
-use std::fmt::Write as _;
 use std::io;
 
 use serde::{Deserialize, Serialize};
@@ -79,29 +78,43 @@ impl CallRecord {
 
     /// Cuts the texts that are too long.
     fn cut_texts(&mut self) {
-        let mut is_cut = cut(&mut self.step, MAX_TEXT_BYTES) | cut(&mut self.work_dir, MAX_TEXT_BYTES);
-        for word in &mut self.command {
-            is_cut |= cut(word, MAX_TEXT_BYTES);
+        let Self { step, inputs, env, command, work_dir, outputs, exports, truncated } = self;
+        *truncated |= cut(step, MAX_TEXT_BYTES) | cut(work_dir, MAX_TEXT_BYTES);
+        for word in command {
+            *truncated |= cut(word, MAX_TEXT_BYTES);
         }
-        for map in [&mut self.inputs, &mut self.env, &mut self.outputs, &mut self.exports] {
-            for value in map.values_mut() {
-                is_cut |= cut_value(value);
-            }
+        for value in [inputs, env, outputs, exports].into_iter().flat_map(Map::values_mut) {
+            *truncated |= cut_value(value);
         }
-        self.truncated |= is_cut;
     }
 
     /// Cuts the texts that are too long, and reduces the record to its reference if it is larger than `left`. Subtracts its size from `left`.
-    pub(crate) fn limit(&mut self, left: &mut usize) {
+    ///
+    /// Returns whether at least the reference fits.
+    #[must_use]
+    pub(crate) fn limit(&mut self, left: &mut usize) -> bool {
         self.cut_texts();
-        match json_size_within(self, *left) {
-            Some(size) => *left -= size,
-            None => {
-                let mut step = std::mem::take(&mut self.step);
-                cut(&mut step, MAX_REFERENCE_BYTES);
-                *self = Self { step, truncated: true, ..Self::default() };
-            }
+        let mut size = json_size_within(self, *left);
+        if size.is_none() {
+            *self = std::mem::take(self).reference();
+            size = json_size_within(self, *left);
         }
+        *left -= size.unwrap_or(*left);
+        size.is_some()
+    }
+
+    /// Returns the record with only the reference of the step.
+    #[must_use]
+    pub fn reference(self) -> Self {
+        let mut step = self.step;
+        cut(&mut step, MAX_REFERENCE_BYTES);
+        Self { step, truncated: true, ..Self::default() }
+    }
+
+    /// Returns the size of the record as JSON in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        json_size_within(self, usize::MAX).unwrap_or(usize::MAX)
     }
 }
 
@@ -140,13 +153,15 @@ fn cut_value(value: &mut Value) -> bool {
 }
 
 /// Cuts a text that has more than `max` bytes, and appends its size. Returns whether it was cut.
+///
+/// The result has at most `max` bytes, so an agent does not cut a text again that an agent in a container has cut.
 fn cut(text: &mut String, max: usize) -> bool {
-    let size = text.len();
-    if size <= max {
+    if text.len() <= max {
         return false;
     }
-    text.truncate(text.floor_char_boundary(max));
-    let _ = write!(text, "… ({size} bytes)");
+    let size = format!("… ({} bytes)", text.len());
+    text.truncate(text.floor_char_boundary(max.saturating_sub(size.len())));
+    text.push_str(&size);
     true
 }
 
@@ -211,9 +226,15 @@ mod tests {
     fn long_text_is_cut_at_a_character_and_marked() {
         let mut call = inputs(json!({ "a": ["é".repeat(40_000)], "b": "short" }));
         let mut left = usize::MAX;
-        call.limit(&mut left);
+        assert!(call.limit(&mut left));
+        let cut = call.clone();
+        assert!(call.limit(&mut left) && call == cut, "a text was cut twice");
         let text = call.inputs["a"][0].as_str().unwrap();
-        assert!(text.starts_with('é') && text.ends_with("é… (80000 bytes)") && text.len() < 66_000, "{}", text.len());
+        assert!(
+            text.starts_with('é') && text.ends_with("é… (80000 bytes)") && text.len() <= MAX_TEXT_BYTES,
+            "{}",
+            text.len()
+        );
         assert!(call.truncated && call.inputs["b"] == "short");
     }
 
@@ -221,9 +242,13 @@ mod tests {
     fn records_above_the_limit_keep_only_their_reference() {
         let large = || inputs(json!({ "list": vec!["x".repeat(60_000); 25] }));
         let (mut records, mut left) = ([large(), large(), large()], 4_000_000);
-        records.iter_mut().for_each(|record| record.limit(&mut left));
+        assert!(records.iter_mut().all(|record| record.limit(&mut left)));
         let kept: Vec<_> = records.iter().map(|call| (call.step.as_str(), call.truncated, call.inputs.len())).collect();
         assert_eq!(kept, [("./s", false, 1), ("./s", false, 1), ("./s", true, 0)]);
+        let stub = records[2].size();
+        let mut left = 2 * stub + 1;
+        let fits: Vec<_> = records.iter_mut().map(|record| record.limit(&mut left)).collect();
+        assert_eq!((fits, left), (vec![true, true, false], 0), "references count, too");
     }
 
     #[test]

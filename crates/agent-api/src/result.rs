@@ -65,16 +65,16 @@ pub fn limit_records(tree: &mut StepNode) {
     limit_within(tree, &mut left);
 }
 
-/// Limits the records of a step and of the steps inside it to `left` bytes.
+/// Limits the records of a step and of the steps inside it to `left` bytes. A record is removed if not even its reference fits.
 fn limit_within(node: &mut StepNode, left: &mut usize) {
-    if let Some(call) = &mut node.call {
-        call.limit(left);
+    if node.call.as_mut().is_some_and(|call| !call.limit(left)) {
+        node.call = None;
     }
     node.steps.iter_mut().for_each(|step| limit_within(step, left));
 }
 
 /// Removes the records of a step and of the steps inside it.
-fn remove_calls(node: &mut StepNode) {
+pub fn remove_calls(node: &mut StepNode) {
     node.call = None;
     node.steps.iter_mut().for_each(remove_calls);
 }

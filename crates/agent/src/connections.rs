@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use crate::refused::RefusedConnections;
 use crate::tls::{ACCEPT_RETRY_DELAY, TlsListener};
 
 /// Counts the open connections.
@@ -111,13 +112,16 @@ impl ConnectionTracker {
 
 /// Accepts connections to a socket indefinitely. If `only_user` is set, those of other users are closed.
 fn accept(listener: UnixListener, only_user: Option<u32>) -> impl Stream<Item = UnixStream> {
-    futures::stream::unfold(listener, move |listener| async move {
+    let refused = RefusedConnections::default();
+    futures::stream::unfold((listener, refused), move |(listener, refused)| async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) if only_user.is_some_and(|user| !is_of(&stream, user)) => {
-                    tracing::warn!("connection of another user closed");
+                    if let Some(omitted) = refused.count() {
+                        tracing::warn!(omitted, error = "the process belongs to another user", "connection refused");
+                    }
                 }
-                Ok((stream, _)) => return Some((stream, listener)),
+                Ok((stream, _)) => return Some((stream, (listener, refused))),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     tracing::warn!(%error, "failed to accept a connection, retrying");

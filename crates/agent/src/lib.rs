@@ -22,6 +22,7 @@ mod job;
 mod panics;
 mod peers;
 mod recover;
+mod refused;
 mod run_job;
 mod serve;
 mod service;

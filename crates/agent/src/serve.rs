@@ -129,7 +129,7 @@ pub enum ServeError {
 /// agent: it accepts no new jobs, stops those that run, and returns when all of them have a result. The agent also returns after
 /// [`Options::idle_timeout`] without connections and without results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
-    // Before the spool, because it can be changed only by an agent that starts.
+    // First, because the spool must not change if the agent cannot start.
     let tcp = match &options.tcp {
         Some(tcp) => Some(TlsListener::bind(tcp).await?),
         None => None,

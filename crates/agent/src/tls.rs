@@ -18,6 +18,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::refused::RefusedConnections;
+
 /// Delay before connections are accepted again after an error, which is usually a lack of file descriptors.
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum duration of a handshake.
@@ -79,7 +81,7 @@ impl TlsListener {
     }
 
     async fn shake_hands(self, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
-        let mut handshakes = JoinSet::new();
+        let (mut handshakes, refused) = (JoinSet::new(), Arc::<RefusedConnections>::default());
         let mut running: VecDeque<AbortHandle> = VecDeque::new();
         loop {
             let connection = tokio::select! {
@@ -94,7 +96,9 @@ impl TlsListener {
                     {
                         oldest.abort();
                     }
-                    let handshake = shake_hands(self.acceptor.clone(), stream, peer, accepted.clone());
+                    let handshake = shake_hands(self.acceptor.clone(), stream, accepted.clone());
+                    let refused = Arc::clone(&refused);
+                    let handshake = async move { report(&refused, peer, handshake.await) };
                     running.push_back(handshakes.spawn(handshake));
                 }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -107,18 +111,29 @@ impl TlsListener {
     }
 }
 
+/// Passes a connection on after its handshake.
+///
+/// # Errors
+/// The reason why the client was refused.
 async fn shake_hands(
     acceptor: TlsAcceptor,
     stream: TcpStream,
-    peer: SocketAddr,
     accepted: mpsc::Sender<TlsStream<TcpStream>>,
-) {
+) -> Result<(), String> {
     // Messages are small, and their senders wait for answers.
     let _ = stream.set_nodelay(true);
-    match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-        // The receiver is closed if the agent shuts down.
-        Ok(Ok(stream)) => drop(accepted.send(stream).await),
-        Ok(Err(error)) => tracing::warn!(%peer, %error, "connection refused"),
-        Err(_) => tracing::warn!(%peer, error = "no TLS handshake in time", "connection refused"),
+    let done = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
+    let stream = done.map_err(|_| "no TLS handshake in time".to_owned())?.map_err(|error| error.to_string())?;
+    // The receiver is closed if the agent shuts down.
+    drop(accepted.send(stream).await);
+    Ok(())
+}
+
+/// Logs why a client was refused. `omitted` in the line is the number of refused clients without a line.
+fn report(refused: &RefusedConnections, peer: SocketAddr, done: Result<(), String>) {
+    if let Err(error) = done
+        && let Some(omitted) = refused.count()
+    {
+        tracing::warn!(%peer, omitted, error, "connection refused");
     }
 }

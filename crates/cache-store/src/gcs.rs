@@ -23,7 +23,11 @@ const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_'
 
 /// A bucket.
 #[derive(Debug)]
-pub(crate) struct Gcs(GoogleCloudStorage);
+pub(crate) struct Gcs {
+    signer: GoogleCloudStorage,
+    /// Client of an emulator. It sends no credentials, because an emulator does not check them. `None` means that the store is not an emulator.
+    emulator: Option<GoogleCloudStorage>,
+}
 
 impl Gcs {
     /// Returns the bucket. `variable` returns the value of an environment variable, if it is set and not empty.
@@ -31,8 +35,9 @@ impl Gcs {
         settings: &GcsSettings,
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, CacheStoreError> {
-        let url = match variable(EMULATOR) {
-            Some(url) if url.contains("://") => url,
+        let emulator = variable(EMULATOR);
+        let url = match &emulator {
+            Some(url) if url.contains("://") => url.clone(),
             Some(address) => format!("http://{address}"),
             None => format!("https://storage.{}", settings.domain.as_deref().unwrap_or(DEFAULT_DOMAIN)),
         };
@@ -41,6 +46,7 @@ impl Gcs {
             .with_retry(retries())
             .with_bucket_name(&settings.bucket)
             .with_base_url(url.trim_end_matches('/'));
+        let emulator = emulator.map(|_| builder.clone().with_skip_signature(true).build()).transpose()?;
         let builder = match &settings.credentials {
             GcsCredentials::Default => match variable(CREDENTIALS) {
                 Some(path) => builder.with_application_credentials(path),
@@ -55,16 +61,16 @@ impl Gcs {
                 builder.with_service_account_key(account.to_string())
             }
         };
-        Ok(Self(builder.build()?))
+        Ok(Self { signer: builder.build()?, emulator })
     }
 
     /// Returns the client with the credentials of the manager.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
-        &self.0
+        self.emulator.as_ref().unwrap_or(&self.signer)
     }
 
     pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
-        sign(&self.0, method, &escaped(name)?, expires_in, &[]).await
+        sign(&self.signer, method, &escaped(name)?, expires_in, &[]).await
     }
 
     pub(crate) async fn upload(
@@ -78,7 +84,7 @@ impl Gcs {
             headers.push(("x-goog-content-length-range", format!("0,{}", options.max_bytes)));
         }
         headers.extend(metadata("x-goog-meta-cachekey", options.cache_key));
-        let url = sign(&self.0, Method::PUT, &escaped(name)?, expires_in, &headers).await?;
+        let url = sign(&self.signer, Method::PUT, &escaped(name)?, expires_in, &headers).await?;
         Ok(SignedUpload { url, headers: owned(headers) })
     }
 }

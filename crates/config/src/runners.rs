@@ -41,7 +41,6 @@ pub struct Runner {
     pub table: Table,
 }
 
-/// The URL may contain credentials, and the names of unset variables a part of the token, so neither is printed.
 impl Runner {
     /// Returns whether people who do not trust each other use the runner (key `public`).
     pub(super) fn is_public(&self) -> bool {
@@ -49,6 +48,7 @@ impl Runner {
     }
 }
 
+/// The URL may contain credentials, and the names of unset variables a part of the token, so neither is printed.
 impl fmt::Debug for Runner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Runner");

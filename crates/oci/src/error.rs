@@ -207,6 +207,9 @@ pub enum ResponseError {
         /// Name of the registry.
         registry: String,
     },
+    /// The address for the content is not encrypted, although the registry's own is.
+    #[error("the registry asks to upload the content without https; https is required")]
+    InsecureUpload,
     /// The response to the start of an upload has no address for the content.
     #[error("the response has no address for the upload")]
     NoLocation,

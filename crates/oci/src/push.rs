@@ -44,6 +44,9 @@ impl Registry {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| RegistryError::invalid(&start, ResponseError::NoLocation))?;
         let mut upload = start.join(location).map_err(|error| RegistryError::invalid(&start, error))?;
+        if start.scheme() == "https" && upload.scheme() != "https" {
+            return Err(RegistryError::invalid(&start, ResponseError::InsecureUpload));
+        }
         upload.query_pairs_mut().append_pair("digest", digest);
         let sent = SentBytes::of(blob.size());
         let put = |http: &reqwest::Client| {

@@ -281,7 +281,10 @@ async fn job_in_a_container_of_a_public_runner_reaches_no_metadata_service() {
     assert!(wait_until(is_privileged).await, "{}", harness.log());
     harness.push(4, &["echo never"], &json!({}));
     let refused = harness.coordinator.wait_for_end(JobId(4)).await.text();
-    assert!(refused.contains("`blocked_addresses` of [runners.docker] has no effect with `privileged`"), "{refused}");
+    assert!(
+        refused.contains("the job is refused: the runner blocks addresses, which has no effect with `privileged`"),
+        "{refused}"
+    );
     // The operator can permit access.
     harness.replace_in_config("privileged = true", "blocked_addresses = []");
     assert!(wait_until(|| harness.log().contains("privileged: true -> default")).await, "{}", harness.log());

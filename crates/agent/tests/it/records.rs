@@ -175,3 +175,35 @@ async fn large_parameters_are_cut_after_masking() {
     let record = call(&result, &["step_run", "long"]);
     assert!(!record.truncated && record.inputs["options"]["text"] == json!(long));
 }
+
+#[tokio::test]
+async fn value_is_masked_in_records_that_are_older_than_its_declaration_as_sensitive() {
+    let mut agent = Agent::start().await;
+    let items = json!([
+        { "name": "greet", "step": "./greet", "inputs": { "name": "late-4711" } },
+        { "name": "use", "step": "./use", "inputs": { "token": "${{ steps.greet.outputs.text }}" } },
+    ]);
+    let plan = recording(&agent, vec![list(items)]);
+    let dir = agent.project().join("use");
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = "spec: {inputs: {token: {type: string, sensitive: true}}}\n---\nexec: {command: ['true']}\n";
+    std::fs::write(dir.join("step.yml"), file).unwrap();
+    let result = run(&mut agent, &plan).await;
+    assert_eq!(result.outcome, muster_agent_api::result::Outcome::Success, "{result:?}");
+    let greet = call(&result, &["step_run", "greet"]);
+    assert_eq!((&greet.outputs["text"], &greet.env["GREETING"]), (&json!(MASKED), &json!(MASKED)));
+    assert_eq!(call(&result, &["step_run", "use"]).inputs["token"], MASKED);
+}
+
+#[tokio::test]
+async fn records_of_a_list_have_a_maximum_size_before_they_are_cut() {
+    let mut agent = Agent::start().await;
+    let names: Vec<String> = (0..7).map(|index| format!("call{index}")).collect();
+    let inputs = json!({ "name": "a", "options": { "text": "${{ vars.BIG }}" } });
+    let items = names.iter().map(|name| json!({ "name": name, "step": "./greet", "inputs": inputs })).collect();
+    let plan = recording(&agent, vec![list(items)]);
+    agent.run("1-1", &plan, &[variable("BIG", &"x".repeat(3 << 20))]).await;
+    let result = agent.wait("1-1").await;
+    let complete = names.iter().filter(|name| !call(&result, &["step_run", name]).inputs.is_empty()).count();
+    assert_eq!(complete, 5, "a record has 3 MiB, and the maximum is 16 MiB");
+}

@@ -39,7 +39,8 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
     let path = context.temp_dir.join(LIST_FILE);
     let (target, root) = (path.clone(), context.project_dir.clone());
     blocking(&**context, "writing the list of the artifacts", stop, move || {
-        write(&target, &root, &files).map_err(Failure::io("failed to write the list of the artifacts"))
+        let text = lines(&root, &files)?;
+        write(&target, &text).map_err(Failure::io("failed to write the list of the artifacts"))
     })
     .await?;
     // A variable of the job must not replace this one, because the steps of the operator rely on it.
@@ -48,23 +49,33 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
     Ok(())
 }
 
-fn write(path: &Path, root: &Path, files: &BTreeSet<PathBuf>) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+/// Returns the lines of the list.
+fn lines(root: &Path, files: &BTreeSet<PathBuf>) -> Result<Vec<u8>, Failure> {
     let mut text = Vec::new();
     let is_regular = |file: &&PathBuf| fs::symlink_metadata(root.join(file)).is_ok_and(|found| found.is_file());
     for file in files.iter().filter(is_regular) {
         if file.as_os_str().as_bytes().contains(&b'\n') {
-            let error = format!("the name {file:?} contains a line break; rename the file, or exclude it");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+            // The job chose the name, so this is not a failure of the runner.
+            let error =
+                format!("the name of the artifact {file:?} contains a line break; rename the file, or exclude it");
+            return Err(Failure::Step(error));
         }
         text.extend_from_slice(file.as_os_str().as_bytes());
         text.push(b'\n');
     }
-    out.write_all(&text)
+    Ok(text)
+}
+
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        // The job can have created a directory there.
+        Err(_) if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) => {
+            muster_files::remove_locked_tree(path)?
+        }
+        removed => removed?,
+    }
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(text)
 }
 
 /// Returns the artifact with the files that steps of the operator have added. Only archives get them.

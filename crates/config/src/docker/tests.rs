@@ -136,7 +136,9 @@ fn public_runner_blocks_the_metadata_services_of_clouds_unless_the_key_is_set() 
         let docker = settings.runners[0].docker.as_ref().unwrap();
         docker.blocked_addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    let clouds = ["169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"];
+    let clouds = "169.254.169.254 169.254.170.2 169.254.170.23 fd00:ec2::23 169.254.0.23 169.254.42.42 fd00:42::42 100.100.100.200 fd00:ec2::254 \
+                  fd20:ce::254 fd00:c1::a9fe:a9fe";
+    let clouds: Vec<_> = clouds.split(' ').collect();
     assert_eq!(addresses("public = true", ""), clouds);
     assert_eq!(addresses("public = true", "blocked_addresses = []"), [""; 0]);
     assert_eq!(addresses("public = true", "blocked_addresses = [\"192.0.2.7\"]"), ["192.0.2.7"]);

@@ -104,16 +104,25 @@ pub struct DockerSettings {
 
 impl DockerSettings {
     /// Addresses of metadata services, which hand out the credentials of a machine to its programs.
-    pub const METADATA_ADDRESSES: [IpAddr; 5] = [
+    pub const METADATA_ADDRESSES: [IpAddr; 11] = [
         // AWS, Google Cloud, Azure, OpenStack and most other clouds.
         IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
         // Credentials of the tasks of Amazon ECS.
         IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+        // Credentials of the pods of Amazon EKS.
+        IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)),
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
+        // Tencent Cloud.
+        IpAddr::V4(Ipv4Addr::new(169, 254, 0, 23)),
+        // Scaleway.
+        IpAddr::V4(Ipv4Addr::new(169, 254, 42, 42)),
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42)),
         // Alibaba Cloud.
         IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
-        // AWS and Google Cloud over IPv6.
+        // AWS, Google Cloud and Oracle Cloud over IPv6.
         IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
         IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
     ];
 
     /// Returns whether `network_mode` is a network that other programs use, in which no address can be blocked for a job.

@@ -46,7 +46,7 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
 
 /// Creates a directory for another user.
 ///
-/// `on_created` is called between its creation and the change of its owner.
+/// `on_created` is called after the directory was created and before its owner is changed.
 fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut directory = start(path)?;

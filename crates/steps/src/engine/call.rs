@@ -279,7 +279,7 @@ impl UserSteps<'_> {
             RecordedCalls::WithoutValues => Some(CallRecord::without_values(invocation.text, &invocation.inputs)),
             RecordedCalls::Complete => {
                 let outputs = result.as_ref().ok().cloned().unwrap_or_default();
-                Some(self.call_record(&invocation, &details, &outputs))
+                Some(self.limited(self.call_record(&invocation, &details, &outputs)))
             }
         };
         if self.records_results() {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use muster_agent_api::client::{self, AgentError, RunOptions};
 use muster_agent_api::plan;
-use muster_agent_api::result::{JobResult, StepNode};
+use muster_agent_api::result::{JobResult, StepNode, remove_calls};
 use muster_agent_api::step_runner::RunRequest;
 use muster_job::{TerminationCause, go_duration};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -73,7 +73,12 @@ impl<J: Job> Engine<J> {
         if let Some(usage) = &result.used {
             self.job.add_delegated_usage(usage);
         }
-        nodes.extend_from_slice(&result.tree.steps);
+        let mut steps = result.tree.steps;
+        if !self.job.records_calls() {
+            // The job can answer in place of the second agent.
+            steps.iter_mut().for_each(remove_calls);
+        }
+        nodes.append(&mut steps);
         let Some(failure) = failure else { return Ok(()) };
         // If this engine stopped the steps, it reports the cause of the stop, and not the message of the second agent.
         let stopped = cancellation.stop.cause().filter(|cause| failure.cause() == Some(*cause));

@@ -208,6 +208,7 @@ impl<J: Job> Engine<J> {
             Call::StepFile(file) => Box::pin(user_steps.run_file("", file, nodes)).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(Map::new()),
         };
+        user_steps.mask_nodes(nodes);
         if step.policy.by_operator {
             // Also after a failure, because the step may have stored or started something that shows a value later.
             mask_sensitive_values(&*self.job, &user_steps);

@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use indexmap::IndexMap;
-use muster_agent_api::result::CallRecord;
+use muster_agent_api::result::{CallRecord, StepNode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -102,6 +103,30 @@ impl UserSteps<'_> {
             exports: details.exports.iter().map(text).collect(),
             truncated: false,
         }
+    }
+
+    /// Masks all sensitive values in nodes: a value can be declared as sensitive after the node of the step that it is from was recorded.
+    pub(super) fn mask_nodes(&self, nodes: &mut [StepNode]) {
+        if self.log.values().is_empty() {
+            return;
+        }
+        let mask = |text: &str| self.log.mask(text);
+        for node in nodes {
+            node.message = mask(&node.message);
+            node.call = node.call.take().map(|call| Box::new(call.masked(&mask)));
+            self.mask_nodes(&mut node.steps);
+        }
+    }
+
+    /// Returns the record, or only its reference if the records of the other calls leave no space for it. The steps of a job could otherwise fill
+    /// the memory of the agent. Authors who run a step on their machine get complete records.
+    pub(super) fn limited(&self, record: CallRecord) -> CallRecord {
+        if self.development.is_some_and(|development| development.full_records) {
+            return record;
+        }
+        let size = record.size();
+        let left = self.record_bytes_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(size));
+        if left.is_ok() { record } else { record.reference() }
     }
 
     pub(super) fn step_result(

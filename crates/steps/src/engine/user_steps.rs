@@ -12,6 +12,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use indexmap::IndexMap;
@@ -183,6 +184,8 @@ pub(super) struct UserSteps<'a> {
     /// Receiver of the results. `None` means that they are written to a file if [`Settings::is_debug`] is set.
     pub(super) on_results: Option<OnResults>,
     pub(super) recorded_calls: RecordedCalls,
+    /// Number of bytes that the complete records of calls may still have.
+    pub(super) record_bytes_left: Arc<AtomicUsize>,
     /// Options for authors of steps.
     pub(super) development: Option<&'a Development>,
     pub(super) debugger: Option<&'a Arc<Debugger>>,
@@ -236,6 +239,8 @@ pub(super) struct Frame<'f> {
     pub(super) path: String,
 }
 
+/// Maximum size of the complete records of a list's calls, before they are masked. The result of the job keeps less of them.
+pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024 * 1024;
 /// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
 
@@ -270,6 +275,7 @@ impl<'a> UserSteps<'a> {
             is_step_file,
             on_results: job.on_results(),
             recorded_calls: RecordedCalls::None,
+            record_bytes_left: Arc::new(MAX_RECORD_BYTES.into()),
             development: job.development(),
             debugger: job.debugger(),
             step_source: job.step_source(),

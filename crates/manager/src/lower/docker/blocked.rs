@@ -47,7 +47,7 @@ fn drop_net_raw(spec: &mut ContainerSpec, settings: &ContainerSettings) -> Resul
 
 fn conflict(setting: &str) -> LowerError {
     LowerError::configuration(format!(
-        "`blocked_addresses` of [runners.docker] has no effect with {setting}; remove one of the two settings, or block the addresses with a firewall of \
-         the engine's machine. For a runner with `public`, the metadata services of clouds are blocked unless `blocked_addresses` is set, for example to []"
+        "the job is refused: the runner blocks addresses, which has no effect with {setting}; ask the operator of the runner to remove that setting, or to \
+         set `blocked_addresses` of [runners.docker] to [] and block the addresses with a firewall of the engine's machine"
     ))
 }

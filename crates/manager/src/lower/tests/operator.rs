@@ -75,6 +75,15 @@ fn steps_before_the_upload_guard_each_upload() {
     assert_eq!(guarded(artifacts("on_success")), success);
     assert_eq!(guarded(artifacts("always")), [failure, success].concat());
     assert_eq!(guarded(json!({})), []);
+    for required in [false, true] {
+        let steps =
+            StepsSettings { before_upload: vec![step("sign", sign.clone(), required)], ..StepsSettings::default() };
+        let steps = lowered(steps, artifacts("on_success")).unwrap().plan.steps;
+        let guards: Vec<_> = steps.iter().filter(|step| step.policy.upload_role == UploadRole::Check).collect();
+        assert_eq!(guards.len(), 2);
+        assert!(guards.iter().all(|step| step.policy.allow_failure != required), "{guards:?}");
+        assert!(!guards[0].policy.by_operator, "a file name of the job must not cause a system failure");
+    }
     let plain = lowered(StepsSettings::default(), artifacts("always")).unwrap().plan;
     assert!(plain.steps.iter().all(|step| step.policy.upload_role == UploadRole::None));
 }

@@ -60,6 +60,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         is_step_file: false,
         on_results: None,
         recorded_calls: RecordedCalls::None,
+        record_bytes_left: Arc::new(MAX_RECORD_BYTES.into()),
         development: None,
         debugger: None,
         step_source: None,

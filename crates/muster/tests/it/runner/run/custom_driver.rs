@@ -1,7 +1,7 @@
 //! Jobs of the custom executor with a driver that others have published: gitlab-runner-tart-driver, which runs each job in a virtual machine.
 //!
 //! The driver is unmodified. It manages the machines with the program `tart`, and reaches them over SSH. Here, `tart` is a script that starts
-//! an SSH server in namespaces of its own.
+//! an SSH server in separate namespaces.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};

@@ -70,7 +70,7 @@ fn their_client_runs_jobs_over_tls() {
     let mut serve = project.command(&["serve"]);
     let (_server, lines) = Server::start_with_lines(serve.args(tls::listen("127.0.0.1:0", &files)));
     let address = lines.iter().find_map(|line| line.strip_prefix(tls::MARKER)).unwrap().trim();
-    // GitLab's client has no TLS of its own, so it starts the proxy.
+    // GitLab's client does not support TLS, so it starts the proxy.
     let proxy = tls::proxy(&project, address, &authority.client());
     let words: Vec<_> = [proxy.get_program()].into_iter().chain(proxy.get_args()).map(|word| word.to_str()).collect();
     let Some(mut client) = TheirClient::new(&project, json!({ "program": words })) else { return };
