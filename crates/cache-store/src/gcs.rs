@@ -63,11 +63,16 @@ impl Gcs {
         &self.0
     }
 
-    pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+    pub(crate) async fn signed_url(
+        &self,
+        method: Method,
+        name: &str,
+        expires_in: Duration,
+    ) -> Result<Url, CacheStoreError> {
         sign(&self.0, method, &escaped(name)?, expires_in, &[]).await
     }
 
-    pub(crate) async fn upload(
+    pub(crate) async fn signed_upload(
         &self,
         name: &str,
         expires_in: Duration,
