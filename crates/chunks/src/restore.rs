@@ -179,7 +179,8 @@ fn is_chunk(file: &File, at: u64, chunk: &Chunk, buffer: &mut Vec<u8>) -> io::Re
 
 /// Returns for each chunk of the index whether a restore to `into` must load it.
 ///
-/// A restore loads a chunk if a file that contains it is missing, cannot be read, or differs and does not contain the chunk.
+/// A restore loads the chunks of a file of the cache that the existing file at its path does not contain, or all if there is no such file or
+/// it cannot be read.
 ///
 /// # Errors
 /// [`UnpackError::Stopped`], or [`UnpackError::NoThread`].
