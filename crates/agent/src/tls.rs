@@ -1,7 +1,7 @@
 //! Connections over TCP with mutual TLS.
 //!
-//! A connection counts as open only after its handshake, so clients without a certificate neither keep an agent from becoming idle nor reach a
-//! service.
+//! A connection counts as open only after its handshake. A client without a certificate therefore cannot reach a service, and cannot keep an
+//! idle agent from exiting.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,7 +24,8 @@ use crate::refused::RefusedConnections;
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of handshakes at once. A further connection ends the oldest one, so that clients that send nothing block no others.
+/// Maximum number of handshakes at once. A further connection ends the oldest handshake, so that clients that never finish one cannot
+/// block other clients.
 const MAX_HANDSHAKES: usize = 64;
 
 /// Address on which an agent accepts clients with a certificate.
@@ -32,7 +33,7 @@ const MAX_HANDSHAKES: usize = 64;
 pub struct TcpOptions {
     /// Host and port. With port 0, the system chooses one.
     pub address: String,
-    /// Certificate of the agent, and the authority of its clients.
+    /// Certificate and key of the agent, and the certificate authorities that sign its clients' certificates.
     pub tls: TlsFiles,
 }
 
@@ -53,7 +54,7 @@ pub enum TcpError {
     },
 }
 
-/// A bound address, with the certificates of its connections.
+/// Bound TCP listener with its TLS settings.
 pub(crate) struct TlsListener {
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -73,14 +74,14 @@ impl TlsListener {
     /// Accepts connections until the stream is dropped.
     pub(crate) fn accept(self) -> impl Stream<Item = TlsStream<TcpStream>> {
         let (sender, receiver) = mpsc::channel(1);
-        let accepting = AbortOnDropHandle::new(tokio::spawn(self.shake_hands(sender)));
+        let accepting = AbortOnDropHandle::new(tokio::spawn(self.accept_loop(sender)));
         futures::stream::unfold((receiver, accepting), |(mut receiver, accepting)| async {
             let stream = receiver.recv().await?;
             Some((stream, (receiver, accepting)))
         })
     }
 
-    async fn shake_hands(self, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
+    async fn accept_loop(self, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
         let (mut handshakes, refused) = (JoinSet::new(), Arc::<RefusedConnections>::default());
         let mut running: VecDeque<AbortHandle> = VecDeque::new();
         loop {

@@ -78,11 +78,11 @@ impl Azure {
     }
 
     /// Returns the URL to read an object. The same URL serves for GET and HEAD.
-    pub(crate) async fn read(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+    pub(crate) async fn signed_url(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
         self.signed(Method::GET, "r", name, expires_in).await
     }
 
-    pub(crate) async fn upload(
+    pub(crate) async fn signed_upload(
         &self,
         name: &str,
         expires_in: Duration,

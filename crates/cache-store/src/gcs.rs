@@ -69,11 +69,16 @@ impl Gcs {
         self.emulator.as_ref().unwrap_or(&self.signer)
     }
 
-    pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+    pub(crate) async fn signed_url(
+        &self,
+        method: Method,
+        name: &str,
+        expires_in: Duration,
+    ) -> Result<Url, CacheStoreError> {
         sign(&self.signer, method, &escaped(name)?, expires_in, &[]).await
     }
 
-    pub(crate) async fn upload(
+    pub(crate) async fn signed_upload(
         &self,
         name: &str,
         expires_in: Duration,

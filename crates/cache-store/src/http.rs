@@ -29,7 +29,7 @@ pub(crate) fn retries() -> RetryConfig {
 #[derive(Debug, Clone)]
 pub(crate) struct Transport {
     proxied: reqwest::Client,
-    /// Client for HTTP without TLS: for the metadata services of machines, which cannot be reached through a proxy.
+    /// Client without a proxy, for all URLs without TLS. The metadata services of machines cannot be reached through a proxy.
     direct: reqwest::Client,
 }
 

@@ -135,7 +135,7 @@ impl CacheStore {
     /// # Errors
     /// [`CacheStoreError`] if the name is not valid or there are no credentials.
     pub async fn download_url(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
-        self.read(Method::GET, name, expires_in).await
+        self.signed_url(Method::GET, name, expires_in).await
     }
 
     /// Returns the URL to query the age of an object.
@@ -143,15 +143,15 @@ impl CacheStore {
     /// # Errors
     /// As for [`Self::download_url`].
     pub async fn head_url(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
-        self.read(Method::HEAD, name, expires_in).await
+        self.signed_url(Method::HEAD, name, expires_in).await
     }
 
-    async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+    async fn signed_url(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
         let expires_in = expires_in.min(MAX_EXPIRY);
         match &self.kind {
-            Kind::S3(store) => store.read(method, name, expires_in).await,
-            Kind::Gcs(store) => store.read(method, name, expires_in).await,
-            Kind::Azure(store) => store.read(name, expires_in).await,
+            Kind::S3(store) => store.signed_url(method, name, expires_in).await,
+            Kind::Gcs(store) => store.signed_url(method, name, expires_in).await,
+            Kind::Azure(store) => store.signed_url(name, expires_in).await,
         }
     }
 
@@ -185,9 +185,9 @@ impl CacheStore {
     ) -> Result<SignedUpload, CacheStoreError> {
         let expires_in = expires_in.min(MAX_EXPIRY);
         match &self.kind {
-            Kind::S3(store) => store.upload(name, expires_in, options).await,
-            Kind::Gcs(store) => store.upload(name, expires_in, options).await,
-            Kind::Azure(store) => store.upload(name, expires_in, options).await,
+            Kind::S3(store) => store.signed_upload(name, expires_in, options).await,
+            Kind::Gcs(store) => store.signed_upload(name, expires_in, options).await,
+            Kind::Azure(store) => store.signed_upload(name, expires_in, options).await,
         }
     }
 }

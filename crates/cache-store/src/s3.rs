@@ -102,11 +102,16 @@ impl S3 {
         &self.uploads
     }
 
-    pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+    pub(crate) async fn signed_url(
+        &self,
+        method: Method,
+        name: &str,
+        expires_in: Duration,
+    ) -> Result<Url, CacheStoreError> {
         sign(&self.downloads, method, &object_path(name)?, expires_in, &[]).await
     }
 
-    pub(crate) async fn upload(
+    pub(crate) async fn signed_upload(
         &self,
         name: &str,
         expires_in: Duration,

@@ -8,7 +8,7 @@ use crate::index::MAX_CHUNK_BYTES;
 
 /// Minimum length of a chunk in bytes, except for the last chunk of a file.
 const MIN: usize = 16 * 1024;
-/// Average length of a chunk in bytes. With smaller chunks, more equal content is found, but the index is larger.
+/// Average length of a chunk in bytes. Smaller chunks find more duplicate content, but make the index larger.
 const AVERAGE: usize = 64 * 1024;
 const MAX: usize = MAX_CHUNK_BYTES as usize;
 
@@ -19,15 +19,15 @@ pub(crate) fn cut(content: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|chunk| !chunk.is_empty())
 }
 
-/// Chunks of content that is read in parts.
-pub(crate) struct Pieces<R: Read>(StreamCDC<R>);
+/// Chunks of the content of a reader.
+pub(crate) struct ReaderChunks<R: Read>(StreamCDC<R>);
 
-/// Returns the same chunks as [`cut`], of content that is read in parts.
-pub(crate) fn pieces<R: Read>(content: R) -> Pieces<R> {
-    Pieces(StreamCDC::new(content, MIN, AVERAGE, MAX))
+/// Returns the chunks of the content of a reader. They are the same as those of [`cut`].
+pub(crate) fn cut_reader<R: Read>(content: R) -> ReaderChunks<R> {
+    ReaderChunks(StreamCDC::new(content, MIN, AVERAGE, MAX))
 }
 
-impl<R: Read> Iterator for Pieces<R> {
+impl<R: Read> Iterator for ReaderChunks<R> {
     type Item = io::Result<Vec<u8>>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -44,7 +44,7 @@ mod tests {
         for length in [0, 1, MIN, MAX, 1_500_000] {
             let content: Vec<u8> = (0..length).map(|at| u8::try_from(at * at / 7919 % 251).unwrap()).collect();
             let at_once: Vec<&[u8]> = cut(&content).collect();
-            let streamed: Vec<Vec<u8>> = pieces(content.as_slice()).map(Result::unwrap).collect();
+            let streamed: Vec<Vec<u8>> = cut_reader(content.as_slice()).map(Result::unwrap).collect();
             assert!(at_once == streamed, "{length} bytes");
             assert!(at_once.concat() == content, "{length} bytes");
         }

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use zstd::bulk::Decompressor;
 
 use crate::Hash;
-use crate::cut::pieces;
+use crate::cut::cut_reader;
 use crate::index::{Chunk, Index};
 use crate::reference::Object;
 use crate::spool::Spool;
@@ -101,7 +101,7 @@ impl Restore<'_> {
                     meter.count_entry()?;
                     Ok(add(entry, chunks)?)
                 })
-                .map_err(|Visited(error)| error)
+                .map_err(|VisitError(error)| error)
         });
         match restored {
             Ok(skipped) => Ok(Restored { skipped, loaded: loaded.load(Relaxed) }),
@@ -115,21 +115,21 @@ impl Restore<'_> {
 }
 
 /// Error while entries are visited.
-struct Visited(UnpackError);
+struct VisitError(UnpackError);
 
-impl From<UnpackError> for Visited {
+impl From<UnpackError> for VisitError {
     fn from(error: UnpackError) -> Self {
         Self(error)
     }
 }
 
-impl From<crate::ChunkError> for Visited {
+impl From<crate::ChunkError> for VisitError {
     fn from(error: crate::ChunkError) -> Self {
         Self(UnpackError::Broken(io::Error::other(error)))
     }
 }
 
-/// A file at the place of a file of the cache.
+/// Existing file at the path of a file of the cache.
 struct OldFile {
     file: File,
     length: u64,
@@ -146,10 +146,10 @@ impl OldFile {
         old.is_same = old.has_all(index, chunks)?;
         if !old.is_same {
             let mut at = 0;
-            for piece in pieces(BufReader::with_capacity(1 << 18, &old.file)) {
-                let piece = piece?;
-                old.places.insert(*blake3::hash(&piece).as_bytes(), at);
-                at += piece.len() as u64;
+            for chunk in cut_reader(BufReader::with_capacity(1 << 18, &old.file)) {
+                let chunk = chunk?;
+                old.places.insert(*blake3::hash(&chunk).as_bytes(), at);
+                at += chunk.len() as u64;
             }
         }
         Ok(old)
@@ -177,7 +177,10 @@ fn is_chunk(file: &File, at: u64, chunk: &Chunk, buffer: &mut Vec<u8>) -> io::Re
     Ok(read_at(file, buffer, at)? == buffer.len() && *blake3::hash(buffer).as_bytes() == chunk.hash)
 }
 
-/// Returns for each chunk of the index whether it is needed to write the files of `into` that differ.
+/// Returns for each chunk of the index whether a restore to `into` must load it.
+///
+/// A restore loads the chunks of a file of the cache that the existing file at its path does not contain, or all if there is no such file or
+/// it cannot be read.
 ///
 /// # Errors
 /// [`UnpackError::Stopped`], or [`UnpackError::NoThread`].
@@ -201,7 +204,7 @@ pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync
         let mut batch = Vec::new();
         let visited = index.for_each(|entry, chunks| {
             if stop() {
-                return Err(Visited(UnpackError::Stopped));
+                return Err(VisitError(UnpackError::Stopped));
             }
             if entry.kind == EntryKind::File {
                 batch.push((entry, chunks));
@@ -214,7 +217,7 @@ pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync
             }
             Ok(())
         });
-        visited.map_err(|Visited(error)| error)?;
+        visited.map_err(|VisitError(error)| error)?;
         while workers.is_full() {
             receive(workers.receive());
         }
@@ -252,7 +255,7 @@ struct Content<'r, 'a> {
     chunks: std::slice::Iter<'r, u32>,
     /// Number of bytes of the current chunk that were returned.
     at: usize,
-    /// Whether a chunk was loaded.
+    /// Whether `reader.content` contains a chunk of this file.
     is_begun: bool,
     /// Number of bytes from packs.
     loaded: u64,
@@ -294,7 +297,7 @@ pub(crate) struct ChunkReader<'a> {
     open: HashMap<u32, File>,
     decompressor: Option<Decompressor<'static>>,
     packed: Vec<u8>,
-    /// Content of the chunk that was loaded last.
+    /// Content of the current chunk.
     content: Vec<u8>,
     /// Packs with damaged or missing chunks.
     damaged: BTreeSet<u32>,
@@ -325,7 +328,7 @@ impl<'a> ChunkReader<'a> {
         self.try_load(chunk).map_err(|error| {
             self.damaged.insert(chunk.pack);
             let pack = self.packs.get(chunk.pack as usize).map(|pack| pack.name.as_str()).unwrap_or_default();
-            io::Error::new(error.kind(), format!("a chunk of the pack `{pack}` is damaged: {error}"))
+            io::Error::new(error.kind(), format!("failed to read a chunk of the pack `{pack}`: {error}"))
         })
     }
 

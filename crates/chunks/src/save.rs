@@ -25,7 +25,7 @@ use crate::reference::{Object, Reference};
 use crate::store::Store;
 
 use packs::Packs;
-use parts::{Found, Part, Plan, Stored};
+use parts::{Found, Part, PartResult, Plan};
 
 /// Inverse of the share of a cache that each save may copy from old packs to new ones, so that the number of packs stays small.
 const COMPACTION_DIVISOR: u64 = 100;
@@ -161,15 +161,15 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn add(&mut self, stored: Stored) -> Result<(), SaveError> {
-        match stored {
-            Stored::Files(files) => {
+    fn add(&mut self, result: PartResult) -> Result<(), SaveError> {
+        match result {
+            PartResult::Files(files) => {
                 for (mut entry, found) in files {
                     let chunks = self.chunks(&mut entry, found)?;
                     self.index.add(&entry, chunks);
                 }
             }
-            Stored::Blocks { start, found, is_last } => {
+            PartResult::Block { start, found, is_last } => {
                 if let Some(entry) = start {
                     self.large = Some((entry, Vec::new()));
                 }

@@ -12,7 +12,8 @@ use crate::settings::{
 
 /// Default of `ChunksGcGrace`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Address of Amazon's server in gitlab-runner's documentation. It selects the server of the bucket's region.
+/// General address of Amazon S3, as in gitlab-runner's documentation. It has the same effect as no address: the bucket's region
+/// selects the server.
 const AMAZON: &str = "s3.amazonaws.com";
 
 /// Returns the settings of a runner's caches.

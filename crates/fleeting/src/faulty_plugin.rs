@@ -151,7 +151,7 @@ impl Script {
 /// The last `Init` request.
 pub(crate) type LastInit = Arc<Mutex<Option<InitRequest>>>;
 
-/// Hooks of a test for calls.
+/// Hooks with which a test observes or delays calls.
 #[tonic::async_trait]
 pub(crate) trait CallHooks: Send + Sync {
     /// Runs before `Update` responds.

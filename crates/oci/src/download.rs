@@ -22,11 +22,11 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Registry {
     /// Downloads a blob into a file.
-    /// The file may already contain the start of the blob. An interrupted download is retried a few times. After that, the received content
-    /// stays in the file, so that a later call can continue.
+    /// The file may already contain the start of the blob. An interrupted download is continued until several consecutive attempts make no
+    /// progress. After that, the received content is kept in the file, so that a later call can continue.
     ///
     /// # Errors
-    /// [`RegistryError`]. If the content does not match its digest, the file is deleted.
+    /// [`RegistryError`]. If the content is too large or does not match its digest, the file is deleted.
     pub async fn download(&self, blob: &Descriptor, file_path: &Path) -> Result<(), RegistryError> {
         let url = self.url(&["blobs", &blob.digest])?;
         let work = self.download_all(&url, blob, file_path);
@@ -89,7 +89,7 @@ impl Registry {
         let mut response = self.get(url, headers, Some(blob.digest.clone())).await.map_err(PartError::Permanent)?;
         let io = |source| PartError::Permanent(RegistryError::File { path: path.to_owned(), source });
         if response.status() != StatusCode::PARTIAL_CONTENT || !starts_at(response.headers(), part.length) {
-            // The registry does not support ranges, so the download starts over.
+            // The response starts at byte 0, because no range was requested or the registry does not support ranges.
             *part = Part::default();
         }
         file.set_len(part.length).await.map_err(io)?;
@@ -117,7 +117,7 @@ impl Registry {
 enum PartError {
     /// The connection failed, so the download can be continued.
     Interrupted(RegistryError),
-    /// A retry would fail, too.
+    /// The error must not be retried, because it is permanent, or [`Registry::get`] has already retried the request.
     Permanent(RegistryError),
 }
 

@@ -27,7 +27,7 @@ use crate::suspend;
 
 /// Name of the only offer.
 pub(crate) const OFFER: &str = "local";
-/// Maximum number of notices that a plugin host may not have read yet. Older ones are dropped.
+/// Capacity of the channel of notices. A plugin host that falls behind loses the oldest notices.
 const MAX_NOTICES: usize = 256;
 /// Timeout for stopping all instances at shutdown. The plugin host's timeout is 30 s.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
@@ -47,7 +47,7 @@ struct Inner {
     root: PathBuf,
     /// Temporary directory of this process. `None` if instances are persistent.
     run_dir: Option<RunDir>,
-    /// Random number in the names of new instances. It makes the names unique even if the next plugin has the same process ID.
+    /// Random number in the names of new instances, so that two processes of the plugin do not create the same name.
     run: u32,
     /// Locks the directory for this plugin if instances are persistent.
     _lock: Option<std::fs::File>,

@@ -11,8 +11,8 @@ fn six_jobs() -> (Vec<String>, String) {
 
 #[test]
 fn instance_with_interruption_notice_gets_no_jobs() {
-    // At this rate, about 70 % of the instances are preempted within an hour. With a notice of one hour, the plugin announces each
-    // preemption as soon as the instance runs.
+    // At this rate, about 70 % of the instances are preempted within an hour. With a notice of one hour, the plugin announces these
+    // preemptions as soon as the instance runs.
     let plugin = "      preemptions_per_minute = 0.02\n      preemption_notice_s = 3600\n      seed = 7\n";
     let (names, yaml) = six_jobs();
     let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 2\n", plugin);

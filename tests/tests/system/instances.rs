@@ -57,7 +57,7 @@ async fn restarted_manager_continues_job_on_its_instance() {
     checks::check_success(&harness, JOB, &job, lines);
     assert_eq!(job.assignments, 1);
     assert!(job.text().contains(&format!("Instance {} connected", machines[0])), "{}", job.text());
-    // The next job uses the same instance, because no second one was created.
+    // The restarted manager has not created a second instance: the next job uses the same one.
     harness.push(2, &[&lines.script()], &json!({}));
     let next = harness.coordinator.wait_for_end(JobId(2)).await;
     checks::check_success(&harness, JobId(2), &next, lines);

@@ -19,7 +19,7 @@ const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duratio
 pub enum RetryPolicy {
     /// Transient errors are retried for an hour, other errors twice. Used by jobs.
     UntilTimeout,
-    /// Transient errors count as attempts, too. Used by the commands that upload and download artifacts outside of a job.
+    /// Every failed attempt counts, also after a transient error. Used by the commands that upload and download artifacts outside of a job.
     FixedAttempts {
         /// Maximum number of attempts.
         attempts: u32,
@@ -56,7 +56,7 @@ impl RetryState {
 
     /// Returns the delay before the next attempt, after an error. `None` means that the transfer must not be retried.
     pub(super) fn next_delay(&mut self, error: &ClientError) -> Option<Duration> {
-        /// Maximum number of attempts if the coordinator rejects the transfer with an error that may not be permanent.
+        /// Maximum number of attempts if the coordinator rejects the transfer with an error that can be temporary.
         const MAX_REJECTED_ATTEMPTS: u32 = 3;
         if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_closed() {
             return None;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -48,11 +49,12 @@ impl ProgramRun<'_> {
     /// Runs the program and waits until it has ended.
     ///
     /// # Errors
-    /// [`Failure::Exit`] if the program reports that the job failed, and [`Failure::System`] if it reports anything else, cannot be
-    /// started or exceeds its timeout.
+    /// - [`Failure::Exit`] if the program reports that the job failed.
+    /// - [`Failure::Stopped`] if the job is stopped.
+    /// - [`Failure::System`] if the program reports anything else, cannot be started or exceeds its timeout.
     pub(super) async fn run(self, processes: &Processes, stop: &StopToken) -> Result<(), Failure> {
         let Self { key, program, args, env, dir, stdout, log, grace } = self;
-        remove_exit_code(dir).await;
+        let removed = remove_exit_code(dir).await;
         let command = Command {
             program: program.program.clone().into(),
             args: program.args.iter().map(OsString::from).chain(args).collect(),
@@ -67,7 +69,7 @@ impl ProgramRun<'_> {
         let running = processes.run(command, &log, &own_stop, grace);
         let ended = own_stop.stop_on(wait_until(deadline), TerminationCause::TimedOut, running).await;
         match ended.map_err(|error| Failure::System(format!("{key} of [runners.custom]: {}", Failure::from(error))))? {
-            ProcessEnd::Exited(status) => interpret(status, dir).await,
+            ProcessEnd::Exited(status) => interpret(status, dir, removed).await,
             ProcessEnd::Stopped(cause) if stop.cause().is_some() => Err(Failure::Stopped(cause)),
             ProcessEnd::Stopped(_) => {
                 let timeout = go_duration(timeout);
@@ -79,15 +81,26 @@ impl ProgramRun<'_> {
     }
 }
 
-async fn remove_exit_code(dir: &Path) {
-    // Usually there is no file. A file that cannot be removed is reported when it is read.
-    let _ = tokio::fs::remove_file(ProgramRun::exit_code_file(dir)).await;
+/// Removes the file with the exit code that an earlier program reported. Usually there is no file.
+async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
+    let path = ProgramRun::exit_code_file(dir);
+    match tokio::fs::remove_file(&path).await {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Failure::System(format!("failed to remove {}: {error}", path.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
-async fn interpret(status: ExitStatus, dir: &Path) -> Result<(), Failure> {
+/// Returns the result of a program from its exit status. `removed` is the result of [`remove_exit_code`] before its start.
+async fn interpret(status: ExitStatus, dir: &Path, removed: Result<(), Failure>) -> Result<(), Failure> {
     match status.code() {
         Some(0) => Ok(()),
-        Some(BUILD_FAILURE) => Err(Failure::Exit(exit_code(dir).await?)),
+        Some(BUILD_FAILURE) => {
+            // Otherwise, the exit code of an earlier program could count for this program.
+            removed?;
+            Err(Failure::Exit(exit_code(dir).await?))
+        }
         Some(SYSTEM_FAILURE) => Err(Failure::System(format!("exit status {SYSTEM_FAILURE}"))),
         code => {
             let code = code.unwrap_or(-1);

@@ -13,7 +13,7 @@ use crate::named_lock::{self, Kind};
 use crate::removal::remove_tree;
 use crate::trash::Trash;
 
-/// Extensions of the files of a pack. A pack is complete when its index exists.
+/// Extensions of the files of a pack. `idx` is last, because git regards a pack as complete when its index exists.
 const PACK_FILES: [&str; 3] = ["pack", "rev", "idx"];
 
 /// View of a mirror: hard links to its packs, and the refs that the job may fetch.

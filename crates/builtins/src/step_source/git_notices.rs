@@ -30,7 +30,9 @@ struct Entry {
     defective: Option<String>,
 }
 
-/// Returns the notices about a revision that denotes a commit.
+/// Returns the notices about a version of a step.
+///
+/// `revision` is the version as the user wrote it, and `commit` is the hash of its commit.
 ///
 /// # Errors
 /// The text is not a valid file with notices.

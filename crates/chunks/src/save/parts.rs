@@ -9,7 +9,7 @@ use zstd::bulk::Compressor;
 
 use super::{Save, SaveError, entry, open};
 use crate::Hash;
-use crate::cut::{Pieces, cut, pieces};
+use crate::cut::{ReaderChunks, cut, cut_reader};
 use crate::known::Known;
 
 /// Size in bytes above which one thread divides a file into blocks for the other threads.
@@ -23,21 +23,21 @@ const BATCH_FILES: usize = 64;
 pub(super) enum Part {
     /// Small files, directories and links.
     Files(Vec<Entry>),
-    /// Consecutive chunks of a large file. The first block has its entry.
-    Blocks { start: Option<Entry>, chunks: Vec<Vec<u8>>, is_last: bool },
+    /// Consecutive chunks of a large file. `start` is the file's entry, and is set only in its first block.
+    Block { start: Option<Entry>, chunks: Vec<Vec<u8>>, is_last: bool },
 }
 
 /// Result of a part.
-pub(super) enum Stored {
+pub(super) enum PartResult {
     Files(Vec<(Entry, Vec<Found>)>),
-    Blocks { start: Option<Entry>, found: Vec<Found>, is_last: bool },
+    Block { start: Option<Entry>, found: Vec<Found>, is_last: bool },
 }
 
 /// A chunk of a file.
 pub(super) struct Found {
     pub(super) hash: Hash,
     pub(super) length: u32,
-    /// Its bytes in a pack. `None` means that an earlier save has stored it.
+    /// Bytes of the chunk to write to a pack. `None` if an earlier save has already stored the chunk.
     pub(super) packed: Option<Vec<u8>>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Plan<'a> {
     /// Large file after the current batch.
     next: Option<Entry>,
     /// Large file that is being read, with its entry until the first block.
-    blocks: Option<(Option<Entry>, PathBuf, Pieces<BufReader<File>>)>,
+    blocks: Option<(Option<Entry>, PathBuf, ReaderChunks<BufReader<File>>)>,
 }
 
 impl<'a> Plan<'a> {
@@ -67,7 +67,7 @@ impl<'a> Plan<'a> {
                 let path = self.save.root.join(&entry.path);
                 if let Some(file) = open(&path)? {
                     let content = BufReader::with_capacity(PART_BYTES, file);
-                    self.blocks = Some((Some(entry), path, pieces(content)));
+                    self.blocks = Some((Some(entry), path, cut_reader(content)));
                 }
                 continue;
             }
@@ -113,10 +113,10 @@ impl<'a> Plan<'a> {
             chunks.push(chunk);
             if bytes >= PART_BYTES {
                 self.blocks = Some((None, path, content));
-                return Ok(Part::Blocks { start, chunks, is_last: false });
+                return Ok(Part::Block { start, chunks, is_last: false });
             }
         }
-        Ok(Part::Blocks { start, chunks, is_last: true })
+        Ok(Part::Block { start, chunks, is_last: true })
     }
 }
 
@@ -146,7 +146,7 @@ impl<'a> Worker<'a> {
         Self { save, chunker, buffer: Vec::new() }
     }
 
-    pub(super) fn work(&mut self, part: Part) -> Result<Stored, SaveError> {
+    pub(super) fn work(&mut self, part: Part) -> Result<PartResult, SaveError> {
         self.save.check_stop()?;
         match part {
             Part::Files(entries) => {
@@ -156,11 +156,11 @@ impl<'a> Worker<'a> {
                         files.push((entry, found));
                     }
                 }
-                Ok(Stored::Files(files))
+                Ok(PartResult::Files(files))
             }
-            Part::Blocks { start, chunks, is_last } => {
+            Part::Block { start, chunks, is_last } => {
                 let found = chunks.iter().map(|content| self.chunker.chunk(content)).collect::<Result<_, _>>()?;
-                Ok(Stored::Blocks { start, found, is_last })
+                Ok(PartResult::Block { start, found, is_last })
             }
         }
     }
@@ -173,7 +173,7 @@ impl<'a> Worker<'a> {
         let path = self.save.root.join(&entry.path);
         let Some(file) = open(&path)? else { return Ok(None) };
         self.buffer.clear();
-        // A file that grows while it is read is truncated, as in an archive.
+        // A small file that grows beyond twice the limit of small files while it is read is truncated, as in an archive.
         let read = file.take(2 * LARGE_FILE_BYTES).read_to_end(&mut self.buffer);
         read.map_err(|error| SaveError::Read(path, error))?;
         let content = self.buffer.as_slice();

@@ -1,4 +1,4 @@
-//! Checks of the kubernetes executor (checks C090 to C097).
+//! Checks of the kubernetes executor (checks C090 to C092 and C095 to C097).
 
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
@@ -18,7 +18,7 @@ pub(super) fn check(check: &mut Check<'_>) {
 
 /// Checks the timeouts of pods (checks C090, C091).
 fn check_pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
-    /// Default poll timeout in seconds, which is already short if nodes must start first.
+    /// gitlab-runner's default in seconds. Even the default can be too short if nodes must start first, so lower values are reported.
     const MIN_SECONDS: i64 = 180;
     if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..MIN_SECONDS).contains(seconds)) {
         let message = format!("poll_timeout = {seconds} s; a pod waits longer than that when nodes must start");
@@ -30,12 +30,14 @@ fn check_pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
             "kubernetes.namespace",
             "C091",
             "namespace is empty; jobs run in \"default\"",
-            "name a namespace for jobs",
+            "set namespace in [runners.kubernetes]",
         );
     }
 }
 
-/// Checks for overwritten pod settings (check C092), as far as the runner's own variables show them.
+/// Checks that the runner's own variables overwrite no pod setting without permission (check C092).
+///
+/// The variables of jobs are not known here.
 fn check_overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for (entry, node) in runner.table.strings("environment") {
         let name = entry.split('=').next().unwrap_or_default();

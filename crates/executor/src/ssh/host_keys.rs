@@ -26,7 +26,8 @@ impl HostKeys {
     /// Reads the keys of a machine.
     ///
     /// # Errors
-    /// [`SshError`] if the file cannot be read. A missing file has no keys.
+    /// [`SshError`] if the file cannot be read, or if no file is configured and the user has no home directory. A missing file counts as
+    /// empty.
     pub(super) async fn load(settings: &SshSettings, port: u16) -> Result<Self, SshError> {
         if settings.accepts_any_host_key {
             return Ok(Self::Any);

@@ -49,8 +49,8 @@ fn execute(plugin: Plugin, arguments: &[String]) -> ExitCode {
 fn run(plugin: Plugin) -> ExitCode {
     if std::env::var(COOKIE_KEY).as_deref() != Ok(COOKIE_VALUE) {
         let text = format!(
-            "This is the fleeting plugin {}. It is not meant to be executed directly: the runner manager starts it if `plugin` in \
-             [runners.autoscaler] of config.toml names it.\n{}",
+            "This is the fleeting plugin {}. It is not meant to be executed directly: a runner manager starts it. To use it, set \
+             `plugin` in [runners.autoscaler] of config.toml.\n{}",
             plugin.name,
             usage(&plugin)
         );

@@ -1,7 +1,7 @@
 //! Environments that a job suspends for later jobs (`FF_SUSPENDABLE_ENVIRONMENTS`).
 //!
-//! A key is `<runner id>/<system id>/<fields>`. It is neither secret nor an authorization: the scaler's ledger has the owner of an
-//! environment, and a key only names the environment.
+//! A key is `<runner id>/<system id>/<fields>`. It only names an environment, and is neither a secret nor an authorization: the
+//! scaler's ledger records who owns the environment.
 
 use muster_config::settings::RunnerSettings;
 use muster_executor::ResumeRequest;
@@ -14,8 +14,8 @@ use super::protection;
 use super::share::context_name;
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
-/// Field of a key that names the environment.
-const NAME: &str = "acquisition-key";
+/// Field of a key that contains the name of the environment.
+const NAME_FIELD: &str = "acquisition-key";
 const EXECUTOR: &str = "instance";
 
 fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
@@ -39,7 +39,7 @@ pub(crate) enum SuspendUnsupported {
     /// The executor has no instances.
     #[error("the executor `{0}` cannot suspend or resume environments, only `{EXECUTOR}` can")]
     Executor(String),
-    /// The runner has no ID, which the keys of environments contain.
+    /// The runner has no ID, but the keys of environments must contain it.
     #[error("the runner has no numeric `id` in its configuration")]
     RunnerId,
     /// The protection level of the job's ref is unknown, although the owner of an environment depends on it.
@@ -57,7 +57,7 @@ pub(crate) enum ResumeRefused {
     #[error("failed to resume the job environment: its key is from another runner or another system of this runner")]
     OtherRunner,
     /// The key does not name an environment.
-    #[error("failed to resume the job environment: its key has no `{NAME}`")]
+    #[error("failed to resume the job environment: its key has no `{NAME_FIELD}`")]
     NoName,
 }
 
@@ -78,7 +78,7 @@ fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, Suspen
 
 /// Returns the key of the environment that the job with this task key suspended.
 pub(crate) fn key(runner: &RunnerSettings, task_key: &str) -> String {
-    let fields = form_urlencoded::Serializer::new(String::new()).append_pair(NAME, task_key).finish();
+    let fields = form_urlencoded::Serializer::new(String::new()).append_pair(NAME_FIELD, task_key).finish();
     format!("{}{fields}", prefix(runner))
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn resume_request(
     let key = &payload.suspend_options.runtime_environment_key;
     let owner = owner(payload, runner).map_err(ResumeRefused::Unsupported)?;
     let fields = key.strip_prefix(&prefix(runner)).ok_or(ResumeRefused::OtherRunner)?;
-    let name = form_urlencoded::parse(fields.as_bytes()).find(|(field, _)| field == NAME).map(|(_, name)| name);
+    let name = form_urlencoded::parse(fields.as_bytes()).find(|(field, _)| field == NAME_FIELD).map(|(_, name)| name);
     let name = name.ok_or(ResumeRefused::NoName)?;
     Ok(Some(ResumeRequest { name: name.into_owned(), owner }))
 }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn key_names_environment_and_owner() {
+    fn resuming_job_with_key_gets_name_and_owner() {
         let key = key(&runner(), "job-1-ab cd");
         assert_eq!(key, "7/s_0123%2056/acquisition-key=job-1-ab+cd");
         let ResumeRequest { name, owner } = request(&runner(), &key).unwrap().unwrap();

@@ -48,7 +48,7 @@ async fn job_keeps_slot_while_state_cannot_be_stored() {
     harness.wait_for_slots(1).await;
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
     push(&harness, 2);
-    // After two failed updates, the second job is stored, but the manager has not accepted it at the coordinator yet.
+    // Two failed `UpdateJob` calls mean that the second job is stored, but the coordinator does not know yet that the manager accepts it.
     harness.coordinator.faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     harness.agent.restart();

@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Verify(verify::PluginVerifyArgs),
     /// Remove installed plugins.
     Remove(remove::PluginRemoveArgs),
-    /// Print the executable of a plugin, as `plugin = "..."` finds it.
+    /// Print the path of the executable that `plugin = "..."` selects.
     #[command(visible_alias = "lookpath")]
     LookPath(look_path::LookPathArgs),
     /// Test a plugin in any language against the protocol.
@@ -82,7 +82,7 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
 
 /// Runs a subcommand of `muster plugin`.
 pub(crate) fn run(command: Command) -> ExitCode {
-    // The host of a plugin reads the plugin's standard output and log, so no log may be mixed into them.
+    // The host of a plugin parses the plugin's output, so Muster's own log must not be mixed into it.
     if !matches!(command, Command::Serve(_)) {
         crate::logging::init_command(LOG);
     }

@@ -5,8 +5,9 @@ use muster_pipeline::model::{BridgeTarget, ChildInclude, Need, Work};
 
 use crate::case::{Case, assert_fails, job, jobs, needs, value};
 
-/// The matrix of case C053, with its job in `build`.
-const MATRIX: &str = "a: {S, stage: build, parallel: {matrix: [{OS: [l, w], V: \"1\"}, {OS: m, V: [\"1\", \"2\"]}]}}";
+/// Job `a` in the stage `build`, with the matrix of case C053.
+const MATRIX_JOB: &str =
+    "a: {S, stage: build, parallel: {matrix: [{OS: [l, w], V: \"1\"}, {OS: m, V: [\"1\", \"2\"]}]}}";
 
 #[test]
 fn c051_parallel_makes_numbered_jobs() {
@@ -25,7 +26,7 @@ fn c052_parallel_is_1_to_200() {
 
 #[test]
 fn c053_a_matrix_makes_a_job_for_each_cell() {
-    let pipeline = Case::new(&format!("{{{MATRIX}}}")).pipeline();
+    let pipeline = Case::new(&format!("{{{MATRIX_JOB}}}")).pipeline();
     let names: Vec<&str> = pipeline.jobs.iter().map(|job| job.name.as_str()).collect();
     assert_eq!(names, ["a: [l, 1]", "a: [w, 1]", "a: [m, 1]", "a: [m, 2]"]);
     let last = &pipeline.jobs[3];
@@ -41,25 +42,25 @@ fn c054_a_matrix_has_at_most_200_cells() {
 }
 
 #[test]
-fn c055_a_need_means_all_instances() {
+fn c055_need_selects_all_parallel_jobs() {
     let b = job("{a: {S, stage: build, parallel: 2}, b: {S, needs: [a]}}", "b");
     assert_eq!(needs(&b), Some(vec!["a 1/2".into(), "a 2/2".into()]));
 }
 
 #[test]
 fn c056_need_can_select_cells() {
-    let b = format!("{{{MATRIX}, b: {{S, needs: [{{job: a, parallel: {{matrix: [{{OS: m, V: \"2\"}}]}}}}]}}}}");
+    let b = format!("{{{MATRIX_JOB}, b: {{S, needs: [{{job: a, parallel: {{matrix: [{{OS: m, V: \"2\"}}]}}}}]}}}}");
     assert_eq!(needs(&job(&b, "b")), Some(vec!["a: [m, 2]".into()]));
 }
 
 #[test]
-fn c057_identifiers_must_be_in_the_order_of_the_needed_job() {
-    let b = format!("{{{MATRIX}, b: {{S, needs: [{{job: a, parallel: {{matrix: [{{V: \"2\", OS: m}}]}}}}]}}}}");
+fn c057_matrix_keys_must_have_the_order_of_the_needed_job() {
+    let b = format!("{{{MATRIX_JOB}, b: {{S, needs: [{{job: a, parallel: {{matrix: [{{V: \"2\", OS: m}}]}}}}]}}}}");
     assert_fails(&b, "b job: undefined need: a: [2, m]");
 }
 
-/// Returns two jobs. `a` has a matrix over `OS`. `b` needs the cell of `a` that the block with `value` selects. `keys` are
-/// additional keys of `b`.
+/// Returns two jobs. `a` has a matrix over `OS`. `b` needs the cell of `a` whose `OS` is the value of the expression `$[[ value ]]`.
+/// `keys` are additional keys of `b`.
 fn need_with_block(keys: &str, value: &str) -> String {
     format!(
         "{{a: {{S, stage: build, parallel: {{matrix: [{{OS: [l, w]}}]}}}}, \

@@ -6,7 +6,7 @@ use crate::case::{Case, assert_fails, job, jobs, needs, script};
 use crate::harness::{errors, merged, project};
 
 #[test]
-fn c223_flow_collections_end_at_the_column_of_their_key() {
+fn c223_flow_collections_can_end_at_the_column_of_their_key() {
     let text = "a:\n  script: [\n    \"echo 1\",\n    echo 2\n  ]\nb:\n  script: [\n  'x'\n  ]\n  variables: {\n    V: \"v\"\n}\n";
     let jobs = project().compile(text).pipeline.expect("no pipeline").jobs;
     assert_eq!(script(&jobs[0]).script, ["echo 1", "echo 2"]);

@@ -222,7 +222,7 @@ async fn canceled_command_is_killed_and_lost_instance_has_no_status() {
 async fn cloud_simulator_injects_configured_faults() {
     let group = group(json!({"boot_failure_rate": 1.0, "max_instances_per_request": 2, "max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 2, "the request is accepted partially");
-    // Each failure is reported in one list.
+    // Each failure appears in exactly one list.
     let mut reported = Vec::new();
     while reported.len() < 2 {
         let instances = group.update().await.unwrap().instances;

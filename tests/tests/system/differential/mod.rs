@@ -44,7 +44,8 @@ impl Suite {
         directory(self.executor.name()).join("recorded").join(format!("{case}.txt"))
     }
 
-    /// Returns the lines of a result. gitlab-runner reads the streams of a container separately, so their lines are sorted.
+    /// Returns the lines of a result. For containers, they are sorted: gitlab-runner reads standard output and standard error of a
+    /// container separately, so their relative order varies.
     fn comparable<'a>(&self, observation: &'a str) -> Vec<&'a str> {
         let mut lines: Vec<&str> = observation.lines().collect();
         if matches!(self.executor, Executor::Docker(_)) {

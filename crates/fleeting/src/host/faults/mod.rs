@@ -153,8 +153,8 @@ async fn h18_missing_config_is_null_and_connector_has_defaults() {
     assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
 }
 
-/// If the host accepted an incomplete list, it would treat the other instances as missing.
-/// The Go host accepts the list and removes nothing.
+/// Muster's host must reject an incomplete list, because Muster treats instances that a list omits as lost. The Go host accepts the
+/// list, but deletes no instance because of it.
 #[tokio::test]
 async fn v13_truncated_list_is_an_error() {
     let mut behaviors = always(Behavior::Normal);
@@ -193,7 +193,7 @@ async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
         let error = group.connect_info(&id("i1")).await.unwrap_err();
         assert!(
             error.to_string().contains("no connector for i1"),
-            "the host did not report the missing connector, on which the Go host crashes: {error}"
+            "the host did not report the missing connector (the Go host crashes if it is missing): {error}"
         );
         assert_eq!(group.increase(3).await.unwrap(), 3, "more instances than requested were counted");
         assert_eq!(
