@@ -73,6 +73,8 @@ pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -
 }
 
 /// Variables by which jobs overwrite settings of pods, and the key that permits each.
+///
+/// A name that ends with `_` is a prefix. `{}` in the key stands for the resource after the prefix, which must be one of [`RESOURCES`].
 const OVERWRITES: [(&str, &str); 11] = [
     ("KUBERNETES_BEARER_TOKEN", "bearer_token_overwrite_allowed"),
     ("KUBERNETES_NAMESPACE_OVERWRITE", "namespace_overwrite_allowed"),

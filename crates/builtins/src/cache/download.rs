@@ -1,5 +1,5 @@
 //! Downloads one object of a store into a file. A large object is transferred in several ranges at the same time. After a broken
-//! connection, the transfer continues at the byte at which it broke.
+//! connection, a range continues at the byte at which it broke. A single stream starts again.
 //!
 //! ```text
 //! response --strong ETag, `Accept-Ranges: bytes`--> ranges --> temporary file --checksum--> done

@@ -1,4 +1,4 @@
-//! Checks of instances from fleeting plugins (checks C070 to C079, C083 to C085).
+//! Checks of instances from fleeting plugins (checks C014, C070 to C076, C079, C083 to C085).
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
-/// Returns the maximum number of instances of all groups together. 0 means no limit, because a group has none.
+/// Returns the maximum number of instances of all groups together. Returns 0 (no limit) if any group has no limit.
 fn total_max_instances(autoscaler: &Table) -> i64 {
     let max_instances = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
     let groups = autoscaler.tables("groups").iter().map(max_instances);
@@ -183,7 +183,7 @@ fn check_amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks the number of slots (check C083).
+/// Checks that the templates of cgroups contain the slot (check C083).
 fn check_slot_cgroups(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("use_slot_cgroups") != Some(true) {
         return;

@@ -46,7 +46,7 @@ pub(super) struct Interpolator<'a> {
 }
 
 impl Interpolator<'_> {
-    /// Returns the node with its blocks replaced. Returns `None` if it has no blocks.
+    /// Returns the node with its blocks replaced. Returns `None` if nothing was replaced.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -78,7 +78,7 @@ impl Interpolator<'_> {
         Some(Node::new(value, node.span))
     }
 
-    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if it has no blocks.
+    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if nothing was replaced.
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
