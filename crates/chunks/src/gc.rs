@@ -1,12 +1,12 @@
-//! Deletes objects that no reference names.
+//! Deletes objects that no reference contains.
 //!
 //! ```text
 //! unused, older than the grace period --marked--> still unused after another grace period --> deleted
 //! ```
 //!
-//! A save reads the marks first, and never uses a marked object again. So an object that is deleted can be used only by a save that began
-//! before the mark, and such a save has set its reference, or ended without one, when the grace period is over. The period must be longer than the
-//! longest job. A mark is durable before anything is deleted because of it, so the process may be killed at any time.
+//! A save reads the marks first, and never uses a marked object again. Only a save that began before the mark can use a marked object. The
+//! grace period must be longer than the longest job, so such a save has ended by the end of the period: either it has set its reference, so
+//! the object is in use, or it has failed. A mark is durable before anything is deleted because of it, so the process may be killed at any time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, OpenOptions, TryLockError};
@@ -23,7 +23,7 @@ use crate::store::{Store, TEMPORARY, read, replace};
 /// Maximum size of the list of marks in bytes. Each job that restores or saves a cache reads it. Objects that do not fit are marked by a later
 /// pass.
 pub const MAX_MARKS_BYTES: u64 = 8 << 20;
-/// Number of bytes of a mark in the list, without the name of its object: quotes, colon, comma and time.
+/// Maximum number of bytes of a mark in the list, without the name of its object: quotes, colon, comma and time.
 const MARK_BYTES: u64 = 24;
 
 /// Objects that will be deleted, with the times in seconds since 1970 at which they were found unused.
@@ -77,7 +77,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Plans a pass. `used` has the names of the objects that references name.
+    /// Plans a pass. `used` contains the names of all referenced objects.
     ///
     /// The caller must read `marks` first, then `listed`, and the references last.
     #[must_use]
@@ -115,7 +115,7 @@ impl Sweep {
 /// Result of a pass over one store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collection {
-    /// Number of objects that references name, and their total size in bytes.
+    /// Number of referenced objects, and their total size in bytes.
     pub used: (u64, u64),
     /// Number of objects that were deleted, and their total size in bytes.
     pub deleted: (u64, u64),
@@ -160,7 +160,7 @@ impl Store {
         self.root().join("marks.json")
     }
 
-    /// Deletes the references that are older than `max_age`, and the objects that no reference names.
+    /// Deletes the references that are older than `max_age`, and the objects that no reference contains.
     ///
     /// # Errors
     /// [`ChunkError`]. [`ChunkError::Busy`] if another process is deleting unused objects of the store.

@@ -1,6 +1,6 @@
 //! The HTTP server: binds an address, and combines the routes of the coordinator.
 //!
-//! The address is bound before anything else is started, because pipelines contain it. Requests are served once the coordinator exists.
+//! The address is bound first, because the variables of a pipeline's jobs contain the server's URL. Requests are served once the coordinator exists.
 
 use std::io;
 use std::net::SocketAddr;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 
-/// Creates a directory that only its owner can enter. An existing directory is not changed.
+/// Creates a directory that only its owner can enter. An existing directory is neither changed nor checked.
 ///
 /// Missing parent directories are created with the usual permissions.
 ///
@@ -25,7 +25,8 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
 
 /// Creates a directory that only its owner can enter, in an existing parent directory.
 ///
-/// An existing directory is not changed. Checks that no other user can enter or replace the directory.
+/// An existing directory is not changed. Checks that it belongs to this user and that no other user can enter it. Checks also that the parent
+/// directory belongs to this user or root, and that it is sticky or not writable for all users. The group of the parent is not checked.
 ///
 /// # Errors
 /// The error of the system, or [`io::ErrorKind::PermissionDenied`] with the reason.

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 /// Maximum time between two reads of the system clock.
 ///
-/// An operator may set the clock, and it advances while the machine is suspended.
+/// A Tokio sleep does not notice that an operator sets the clock or that the machine was suspended, so the clock is read again.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A wall clock.

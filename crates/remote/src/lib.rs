@@ -1,8 +1,8 @@
 //! Sessions with machines: running commands, and opening streams to addresses that the machine can reach.
 //!
 //! [`Session`] is the port, with an adapter for each protocol: [`ssh`], `winrm` (with the feature of that name) for
-//! Windows machines without an SSH server, and [`local`] for this host. [`dial`] selects the adapter by the protocol of
-//! a [`Target`]. `sys` contains the differences between Unix and Windows.
+//! Windows machines without an SSH server, and [`local`] for this host. [`dial`] selects SSH or WinRM by the protocol of
+//! a [`Target`]; [`local`] is used directly. `sys` contains the differences between Unix and Windows.
 
 mod backoff;
 mod hosts;
@@ -78,7 +78,7 @@ impl<'a> RemoteCommand<'a> {
 /// Reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The machine rejected the credentials, and would reject them again.
+    /// The machine rejected the credentials. [`dial`] does not retry, but [`dial_new`] does for a grace period.
     #[error("{user}@{address} rejected the {method}; check the credentials, and that the machine accepts them")]
     Auth {
         /// User name that was sent.

@@ -1,5 +1,6 @@
 //! Tests of the executor `instance` with a virtual machine (VM) for each job (`vm_isolation`). A fake nesting daemon replaces the daemon
-//! of each instance. Each of its VMs is a process with an SSH server.
+//! of each instance. Each of its VMs is a process with an SSH server. The last test uses GitLab's daemon, if it is available, with a fake
+//! hypervisor.
 
 use std::path::Path;
 use std::process::Command;
@@ -73,7 +74,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
     let machines = nest.daemon.machines();
     let mut slots: Vec<_> = machines.values().map(|machine| machine.slot).collect();
     slots.sort_unstable();
-    assert_eq!(slots, [Some(0), Some(1)], "both slots of the instance are used");
+    assert_eq!(slots, [Some(0), Some(1)], "the jobs did not use both slots of the instance");
     assert_eq!(harness.machines.names().len(), 1);
     std::fs::write(harness.path("go"), "").unwrap();
     let instance = harness.machines.names().remove(0);
@@ -83,7 +84,10 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
         assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
         let (machine, details) = machines.iter().find(|(_, machine)| machine.image == image).unwrap();
         let home = nest.home(machine);
-        assert!(text.contains(&format!("home={} image={image}", home.display())), "the job runs in its own VM: {text}");
+        assert!(
+            text.contains(&format!("home={} image={image}", home.display())),
+            "the job did not run in its own VM: {text}"
+        );
         let expected = [
             "Preparing instance...".to_owned(),
             format!("Dialing instance {instance}..."),
@@ -99,7 +103,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
         assert!(positions.is_sorted(), "{text}");
         assert!(
             !Path::new(&harness.path("machines")).join(&instance).join("builds").exists(),
-            "the job leaves no files on the instance itself"
+            "the job left files on the instance itself"
         );
     }
     wait_until_no_vm(&harness, &nest).await;
@@ -159,7 +163,7 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
     let nest = NestingFixture::start();
-    // The daemon belongs to one instance.
+    // There is one daemon, so `max_instances` must be 1.
     let harness = start_harness(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail_creations(1);
     let lines = Lines::random(&mut StdRng::seed_from_u64(12));
@@ -257,7 +261,7 @@ async fn unresponsive_vm_fails_its_job_and_its_instance_is_kept() {
     harness.push(2, &[&lines.script()], &json!({}));
     let job = harness.coordinator.wait_for_end(NEXT).await;
     checks::check_success(&harness, NEXT, &job, lines);
-    assert_eq!(harness.machines.names(), instances, "the instance is kept: {}", harness.log());
+    assert_eq!(harness.machines.names(), instances, "the instance was replaced: {}", harness.log());
     wait_until_no_vm(&harness, &nest).await;
 }
 
@@ -282,7 +286,7 @@ async fn job_in_preparation_is_rescheduled_when_its_vm_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_log_names_the_lost_instance_of_its_vm() {
+async fn job_whose_instance_is_lost_fails_and_its_log_names_the_instance() {
     let (nest, harness) = start_with_waiting_job().await;
     let instance = harness.machines.names().remove(0);
     assert_eq!(harness.machines.kill(ProcessKind::PersistentInstance), 1);
@@ -318,7 +322,7 @@ async fn common_build_dir_has_no_effect_until_vm_isolation_is_active() {
         (line.unwrap_or_else(|| panic!("{text}\n{}", harness.log())), text)
     };
     let (before, text) = project_dir(&harness, 1).await;
-    assert!(before.ends_with("/0/group/p1"), "the directory is not shared with another job: {before}");
+    assert!(before.ends_with("/0/group/p1"), "the job did not get its own directory: {before}");
     assert!(text.contains("use_common_build_dir has no effect") && !text.contains("nesting"), "{text}");
 
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
@@ -343,7 +347,7 @@ async fn unreachable_vm_is_deleted_and_job_fails_with_advice() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert_eq!(nest.daemon.created_count(), 3, "three attempts on the same instance: {}", harness.log());
+    assert_eq!(nest.daemon.created_count(), 3, "there were not three attempts on the same instance: {}", harness.log());
     wait_until_no_vm(&harness, &nest).await;
 }
 
@@ -358,7 +362,7 @@ async fn instance_without_nesting_daemon_gets_no_job_and_reason_is_logged() {
     let log = harness.log();
     let line = log.lines().find(|line| line.contains(advice)).unwrap();
     assert!(line.contains("local-") && line.contains("missing.sock"), "{line}");
-    assert_eq!(harness.start_count(JOB), 0, "the job does not run on the instance itself");
+    assert_eq!(harness.start_count(JOB), 0, "the job ran on the instance itself");
 }
 
 /// Fake of the program `tart`, which GitLab's daemon runs. Its VMs are processes with an SSH server.

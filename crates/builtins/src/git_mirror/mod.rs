@@ -76,15 +76,19 @@ async fn prepare(
     let mirror = Mirror::new(inputs)?;
     let refspecs = parse_refspecs(inputs)?;
     let key = Key { mirror: mirror.dir.clone(), sha: inputs.sha.clone(), sources: sources(&refspecs) };
-    let create_root = mirror.clone();
-    blocking(&**context, "preparing the git mirror", stop, move || create_root.create()).await?;
+    let create = {
+        let mirror = mirror.clone();
+        move || mirror.create()
+    };
+    blocking(&**context, "preparing the git mirror", stop, create).await?;
     let mirrors = &context.shared.mirrors;
     for kind in [Kind::Shared, Kind::Exclusive] {
         let guard = mirror.lock(mirrors, kind, stop).await?;
         if kind == Kind::Exclusive {
-            let unused = mirror.clone();
-            let failed = Failure::io("failed to clean the git mirror");
-            let clean = move || unused.remove_command_dirs().map_err(failed);
+            let clean = {
+                let mirror = mirror.clone();
+                move || mirror.remove_command_dirs().map_err(Failure::io("failed to clean the git mirror"))
+            };
             blocking(&**context, "cleaning the git mirror", stop, clean).await?;
         }
         let git = GitDir::new(context, inputs, &mirror, stop).await?;
@@ -124,7 +128,9 @@ async fn create_view(
     .await
 }
 
-/// Fetches from the server. If only the mirror can be the cause of a failure, its content is replaced.
+/// Fetches from the server.
+///
+/// If the fetch fails although the server has the refs, the mirror must be damaged: its content is removed, and the fetch is repeated.
 async fn update(
     git: &GitDir<'_>,
     inputs: &GitMirror,
@@ -157,7 +163,7 @@ async fn update(
 pub(crate) async fn close(context: &Context) {
     let Some(view) = context.mirror_view.lock().take() else { return };
     let shared = Arc::clone(&context.shared);
-    // The work ends soon: large directories are removed in the background.
+    // `close` returns soon: it moves unused mirrors to the trash, which is emptied in the background.
     let closed = tokio::task::spawn_blocking(move || view.close(&shared.mirrors, &shared.trash)).await;
     if let Err(error) = closed {
         tracing::warn!(%error, "failed to remove the view of a git mirror");

@@ -1,4 +1,4 @@
-//! Checks of instances from fleeting plugins (checks C070 to C079, C083 to C085).
+//! Checks of instances from fleeting plugins (checks C014, C070 to C076, C079, C083 to C085).
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
-/// Returns the maximum number of instances of all groups together. 0 means no limit, because a group has none.
+/// Returns the maximum number of instances of all groups together, or 0 (no limit) if any group has no limit.
 fn total_max_instances(autoscaler: &Table) -> i64 {
     let max_instances = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
     let groups = autoscaler.tables("groups").iter().map(max_instances);
@@ -140,7 +140,7 @@ fn check_shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table)
     if capacity > 1 {
         let message = format!(
             "capacity_per_instance = {capacity}: jobs that run at the same time on an instance run as the same user, so each \
-             can read and write the files of the others, and the agent's files with their variables"
+             job can read and write the files of the other jobs, and the agent's files, which contain the variables of all jobs"
         );
         check.report(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
     }
@@ -183,7 +183,7 @@ fn check_amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks the number of slots (check C083).
+/// Checks that cgroup templates contain the slot (check C083).
 fn check_slot_cgroups(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("use_slot_cgroups") != Some(true) {
         return;

@@ -1,4 +1,4 @@
-//! Tests which calls about jobs count as contact of the manager, and tests the update interval.
+//! Tests of the last-contact time of a manager (which calls about jobs update it), and of the update interval.
 //!
 //! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 

@@ -75,7 +75,7 @@ pub struct SlotShare {
     pub sticky: Option<StickyContextSettings>,
     /// Whether the machine belongs to this job only: no other job runs on it before, beside or after it.
     pub is_exclusive: bool,
-    /// Whether the environment is on the manager's host, where other environments have the same slots and use the same container engine.
+    /// Whether the environment is on the manager's host. Other environments there use the same slot numbers and the same container engine.
     pub shares_host: bool,
 }
 

@@ -70,7 +70,7 @@ pub enum CallError {
         /// Error message of the plugin, with secrets masked.
         message: String,
     },
-    /// The plugin does not have the capability, so the call was not made.
+    /// The plugin does not have the capability.
     #[error("plugin {plugin}: capability not supported: {capability}")]
     NoCapability {
         /// Name of the plugin.
@@ -107,8 +107,9 @@ impl Caller {
         connector: &ConnectorConfig,
     ) -> Result<GroupInfo, CallError> {
         let request = group::InitRequest {
-            // Go plugins dereference both messages without a check, so neither is empty (docs/spec/fleeting.md, section 1.10).
             config: config.to_string().into_bytes(),
+            // Go plugins dereference `settings` and `connector_config` without a nil check, so both are always set
+            // (docs/spec/fleeting.md, section 1.10).
             settings: Some(group::Settings { connector_config: Some(connector.to_wire()) }),
         };
         let mut client = self.connection.group();

@@ -46,7 +46,7 @@ pub(super) struct Interpolator<'a> {
 }
 
 impl Interpolator<'_> {
-    /// Returns the node with its blocks replaced. Returns `None` if it has no blocks.
+    /// Returns the node with its blocks replaced. Returns `None` if nothing was replaced.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -78,7 +78,7 @@ impl Interpolator<'_> {
         Some(Node::new(value, node.span))
     }
 
-    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if it has no blocks.
+    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if nothing was replaced.
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
@@ -213,7 +213,7 @@ impl Interpolator<'_> {
     fn too_deep(&mut self, name: &str) -> BlockError {
         self.is_too_deep = true;
         let levels = self.limits.depth;
-        let message = format!("the value of `{name}` nests lists and maps more than {levels} levels deep");
+        let message = format!("with the value of `{name}`, lists and maps are nested more than {levels} levels deep");
         BlockError::new(message, Some("flatten the value; no keyword needs such depth".to_owned()))
     }
 

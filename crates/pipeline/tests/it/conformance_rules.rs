@@ -33,7 +33,7 @@ fn c134_job_that_is_manual_by_a_rule_blocks_the_pipeline() {
 /// from the job's own `when` before it evaluates rules, and a rule replaces only what it sets. The value therefore remains
 /// true even if the rule itself has `when: manual` (docs/spec/pipeline-yaml.md, section 9, point 7).
 #[test]
-fn c135_job_that_is_manual_by_its_own_when_may_fail() {
+fn c135_own_when_manual_sets_allow_failure() {
     for yaml in [
         "a: {S, when: manual}",
         "a: {S, when: manual, rules: [{if: $CI_COMMIT_BRANCH}]}",
@@ -45,7 +45,7 @@ fn c135_job_that_is_manual_by_its_own_when_may_fail() {
 }
 
 #[test]
-fn c136_never_excludes_a_job() {
+fn c136_rule_with_when_never_excludes_the_job() {
     let case = Case::new("{a: {S, rules: [{if: $CI_COMMIT_BRANCH, when: never}, {when: always}]}, b: {S}}");
     assert_eq!(case.jobs(), ["b"]);
     let excluded = case.pipeline().excluded;
@@ -86,7 +86,7 @@ fn c140_changes_match_by_pattern() {
 }
 
 #[test]
-fn c141_nothing_to_compare_with_counts_as_changed() {
+fn c141_changes_match_if_there_is_no_base_to_compare_with() {
     let rule = "{changes: [docs/*]}";
     assert!(is_created(|case| case.changed(None), rule), "`changes` must match for a new branch");
     assert!(is_created(|case| case.tag("v1"), rule), "`changes` must match for a tag");

@@ -1,4 +1,4 @@
-//! Cases 98 to 102 and 114: starting, listing and closing jobs.
+//! Cases 84, 98 to 102 and 114: starting, listing and closing jobs.
 
 use muster_agent_api::client::{AgentConnection, AgentError, Reach, RunOptions, RunOutcome, run_until_accepted};
 use muster_agent_api::step_runner::{FollowLogsRequest, RunRequest, StatusRequest};
@@ -35,7 +35,7 @@ async fn c099_run_of_a_known_id_is_ignored() {
 }
 
 #[tokio::test]
-async fn c100_close_of_an_unknown_id_succeeds_and_other_calls_name_it() {
+async fn c100_close_of_an_unknown_id_succeeds_and_other_calls_report_the_id() {
     let mut agent = Agent::start().await;
     agent.close("unknown").await;
     let status = agent.steps.status(StatusRequest { id: "unknown".to_owned() }).await.unwrap_err();
@@ -121,7 +121,7 @@ async fn c084_missing_directory_of_the_job_is_created() {
     assert_eq!(agent.log("1").await, log_of(&format!("{}\n", dir.display())));
 }
 
-/// Client of the service under its other name (`docs/spec/steps.md`, section 0.3).
+/// The service is also available as `step.StepRunner` (`docs/spec/steps.md`, section 0.3).
 #[tokio::test]
 async fn service_has_a_second_name_and_ignores_unknown_fields() {
     use prost::Message;

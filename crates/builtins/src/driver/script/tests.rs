@@ -83,7 +83,9 @@ fn checkouts_and_cleanups_are_valid_in_every_shell() {
 const RUNNER: &str =
     "#!/bin/sh\nif [ \"$1\" != --version ]; then printf '<%s>' \"$@\"; echo \" $CI_JOB_ID $CI_JOB_TOKEN\"; fi\n";
 
-/// Runs commands in a project directory. `PATH` has only the program `gitlab-runner` with this text, or no program if it is `None`.
+/// Runs commands in a project directory.
+///
+/// `PATH` contains only a program `gitlab-runner` with the content `runner`. `None` means that `PATH` contains no program.
 fn run_in_project(name: &str, runner: Option<&str>, push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
     let dir = tempfile::tempdir().unwrap();
     if let Some(text) = runner {

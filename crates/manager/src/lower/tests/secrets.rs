@@ -1,4 +1,4 @@
-//! Tests of the secrets that a job needs, and of the variables with their values.
+//! Tests of the requests for a job's secrets, and of the variables that contain the fetched values.
 
 use muster_secret_store::VaultServer;
 

@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 use clap::{Arg, ArgAction};
 use muster_config::schema::{Key, Kind, TableSchema, schema};
 
-/// How the value of a flag is parsed, if the key's kind does not determine it.
+/// Parsing of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueParsing {
-    /// According to the key's kind. A boolean flag can have no value.
+    /// According to the key's kind. The value of a boolean flag is optional and defaults to `true`.
     Plain,
     /// As a boolean for which `false` differs from a missing key, so the flag needs a value.
     TriState,

@@ -1,4 +1,4 @@
-//! Steps that run at the same time or inside each other: their sets of processes, and the cgroups of the rules that limit them.
+//! Tests of parallel and nested steps: each step has its own set of processes, and each policy rule that limits it has a cgroup.
 
 use muster_job::StepLimits;
 
@@ -7,12 +7,12 @@ use super::*;
 /// Leaves a daemon behind, which prints its ID.
 const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' & exit 0";
 
-/// Runs a script of a step that can be stopped alone, after a script that leaves a daemon behind. Returns the end, and the ID of the daemon.
-async fn step(processes: &Processes, stop: &StopToken, script: &str, log: &Arc<dyn Log>) -> (ProcessEnd, i32) {
+/// Runs two scripts in their own process set: `DAEMON`, and then `script`. Returns the end of `script` and the process ID of the daemon.
+async fn run_step(processes: &Processes, stop: &StopToken, script: &str, log: &Arc<dyn Log>) -> (ProcessEnd, i32) {
     let work = async {
-        let (memory, daemon_log) = memory();
+        let (daemon_output, daemon_log) = recorded_log();
         processes.run(shell(DAEMON), &daemon_log, stop, GRACE).await.unwrap();
-        let daemon = printed_pid(&memory).await;
+        let daemon = printed_pid(&daemon_output).await;
         (processes.run(shell(script), log, stop, GRACE).await.unwrap(), daemon)
     };
     processes.in_own_set(stop, GRACE, work).await
@@ -22,35 +22,35 @@ async fn step(processes: &Processes, stop: &StopToken, script: &str, log: &Arc<d
 async fn stop_of_one_step_does_not_terminate_the_processes_of_others() {
     for manager in managers() {
         let (processes, _) = job(&manager, "sets");
-        let (memory_of_job, log) = memory();
+        let (job_output, log) = recorded_log();
         processes.run(shell(DAEMON), &log, &StopToken::new(), GRACE).await.unwrap();
-        let daemon_of_job = printed_pid(&memory_of_job).await;
+        let daemon_of_job = printed_pid(&job_output).await;
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         let sibling_script = format!("mkfifo '{0}'; echo ready; read line <'{0}'; echo survived", fifo.display());
-        let ((stopped_memory, stopped_log), (sibling_memory, sibling_log)) = (memory(), memory());
+        let ((stopped_output, stopped_log), (sibling_output, sibling_log)) = (recorded_log(), recorded_log());
         let (stop, not_stopped) = (StopToken::new(), StopToken::new());
         let stopped = async {
             let ended =
-                step(&processes, &stop, "trap '' TERM; echo ready; while :; do sleep 1; done", &stopped_log).await;
-            let sibling = sibling_memory.text();
+                run_step(&processes, &stop, "trap '' TERM; echo ready; while :; do sleep 1; done", &stopped_log).await;
+            let sibling = sibling_output.text();
             // Opening the FIFO in this way does not wait for its reader. It stays open until the sibling has ended.
             let mut fifo = std::fs::File::options().read(true).write(true).open(&fifo).unwrap();
             std::io::Write::write_all(&mut fifo, b"\n").unwrap();
             (ended, sibling, fifo)
         };
         let stopper = async {
-            let all_run = || stopped_memory.text() == "ready\n" && sibling_memory.text() == "ready\n";
+            let all_run = || stopped_output.text() == "ready\n" && sibling_output.text() == "ready\n";
             wait_for("both steps run", all_run).await;
             stop.stop(TerminationCause::TimedOut);
         };
-        let sibling = step(&processes, &not_stopped, &sibling_script, &sibling_log);
+        let sibling = run_step(&processes, &not_stopped, &sibling_script, &sibling_log);
         let (((ended, daemon), sibling_before, _fifo), (sibling, sibling_daemon), ()) =
             tokio::join!(stopped, sibling, stopper);
         assert_eq!(ended, ProcessEnd::Stopped(TerminationCause::TimedOut));
-        assert_eq!(sibling_before, "ready\n", "the sibling still ran when the other had been terminated");
+        assert_eq!(sibling_before, "ready\n", "the sibling ended before the other step was terminated");
         assert_eq!(sibling, ProcessEnd::Exited(std::process::ExitStatus::default()));
-        assert_eq!(sibling_memory.text(), "ready\nsurvived\n");
+        assert_eq!(sibling_output.text(), "ready\nsurvived\n");
         assert_eq!([daemon, sibling_daemon, daemon_of_job].map(is_alive), [false, true, true]);
         processes.finish(GRACE).await;
         assert_eq!([sibling_daemon, daemon_of_job].map(is_alive), [false, false]);
@@ -61,16 +61,16 @@ async fn stop_of_one_step_does_not_terminate_the_processes_of_others() {
 async fn stop_of_a_step_terminates_the_steps_inside_it() {
     for manager in managers() {
         let (processes, _) = job(&manager, "nested");
-        let (memory, log) = memory();
+        let (output, log) = recorded_log();
         let (stop, inner) = (StopToken::new(), StopToken::new());
-        let work = step(&processes, &inner, "echo inner", &log);
+        let work = run_step(&processes, &inner, "echo inner", &log);
         let work = async {
             let (_, daemon) = work.await;
             stop.stop(TerminationCause::CanceledByUser);
             daemon
         };
         let daemon = processes.in_own_set(&stop, GRACE, work).await;
-        assert_eq!((memory.text().as_str(), is_alive(daemon)), ("inner\n", false));
+        assert_eq!((output.text().as_str(), is_alive(daemon)), ("inner\n", false));
         let ended = processes.run(shell("echo after"), &log, &StopToken::new(), GRACE).await.unwrap();
         assert_eq!(ended, ProcessEnd::Exited(std::process::ExitStatus::default()));
         processes.finish(GRACE).await;
@@ -84,7 +84,7 @@ async fn limits_of_a_called_step_are_inside_those_of_its_caller() {
         return;
     }
     let (processes, _) = job(&manager, "rules");
-    let (memory, log) = memory();
+    let (output, log) = recorded_log();
     let cpu = StepLimits { cpu_milli: Some(700), ..StepLimits::default() };
     let memory_limit = StepLimits { memory_bytes: Some(64 << 20), ..StepLimits::default() };
     let stop = StopToken::new();
@@ -94,7 +94,7 @@ async fn limits_of_a_called_step_are_inside_those_of_its_caller() {
         Ok(Ok(ended)) => assert!(matches!(ended, Ok(ProcessEnd::Exited(_)))),
         Ok(Err(error)) | Err(error) => return muster_test_prerequisites::missing(error),
     }
-    let path = memory.text();
+    let path = output.text();
     let rules: Vec<&str> = path.trim().split('/').filter(|part| part.starts_with("rule-")).collect();
     assert_eq!(rules.len(), 2, "the cgroup of the called step is not inside that of its caller: {path}");
     processes.finish(GRACE).await;

@@ -283,7 +283,7 @@ async fn jobs_are_requested_for_all_booting_instances() {
     ));
     jobs.clone().for_each(|job| harness.push(0, job));
     let run = harness.run();
-    // Both numbers are of the same moment: jobs that were requested and have not finished.
+    // Returns the number of jobs that were assigned and have not ended. Both counters are read at once, so the difference is exact.
     let active_jobs = || {
         let (assigned, ended) = harness.coordinator(0).assigned_and_ended();
         assert!(assigned - ended <= 6, "more jobs were requested than instances can be created:\n{}", run.log());
