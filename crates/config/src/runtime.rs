@@ -68,7 +68,7 @@ pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -
     let reason =
         if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
     let message =
-        format!("pull policy {} is refused: {reason}; {} may be used", shown_name(policy), permitted.join(", "));
+        format!("pull policy `{}` is not allowed: {reason}; allowed: `{}`", shown_name(policy), permitted.join("`, `"));
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
 }
 
@@ -177,7 +177,7 @@ mod tests {
             pull_policy("never", &[], &["always"])
                 .unwrap()
                 .message
-                .contains("allowed_pull_policies is empty; always may be used")
+                .contains("allowed_pull_policies is empty; allowed: `always`")
         );
         assert!(pull_policy("never", &["always"], &["never"]).is_some());
         assert!(pull_policy("always", &[], &["always"]).is_none());

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 
-/// Creates a directory that only its owner can enter. An existing directory is not changed.
+/// Creates a directory that only its owner can enter. An existing directory is neither changed nor checked.
 ///
 /// Missing parent directories are created with the usual permissions.
 ///

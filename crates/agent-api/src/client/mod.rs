@@ -91,7 +91,7 @@ pub struct RunOptions<'a> {
     pub is_remote: bool,
     /// Whether the job requires start approval (`JobPlan::require_start_approval`).
     pub require_start_approval: bool,
-    /// Whether `Run` is sent only to agents that support start approval.
+    /// Whether nothing is sent to an agent that does not support start approval. The result is then [`RunOutcome::StartApprovalUnsupported`].
     pub only_with_start_approval: bool,
     /// Set to true before `Run` is sent for the first time.
     pub was_sent: &'a AtomicBool,

@@ -121,7 +121,7 @@ impl<'a> Download<'a> {
                 return Err(error);
             }
             if retries_left == 0 {
-                return Err(RemoteError::Interrupted { bytes: range.at, length, source: Box::new(error) });
+                return Err(RemoteError::Interrupted { position: range.at, length, source: Box::new(error) });
             }
             retries_left -= 1;
             let line = format!("Retrying... error={error}; continuing at byte {} of {length}", range.at);
@@ -137,14 +137,18 @@ impl<'a> Download<'a> {
         let call = call.header(header::RANGE, format!("bytes={}-{last}", range.at)).header(header::IF_MATCH, tag);
         let response = check_status(call.send().await.map_err(RemoteError::network)?).await?;
         let content_range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
-        let is_same_version = response.headers().get(header::ETAG).is_none_or(|own| own == tag);
         let expected = format!("bytes {}-{last}/{length}", range.at);
-        if response.status() != StatusCode::PARTIAL_CONTENT || content_range != Some(&expected) || !is_same_version {
+        if response.status() != StatusCode::PARTIAL_CONTENT || content_range != Some(&expected) {
             let message = format!(
                 "the store answered a request for `{expected}` with status {} and the range `{}`",
                 response.status(),
                 content_range.unwrap_or_default()
             );
+            return Err(RemoteError::Damaged(message));
+        }
+        if let Some(own) = response.headers().get(header::ETAG).filter(|own| *own != tag) {
+            let [own, expected] = [own, tag].map(|tag| String::from_utf8_lossy(tag.as_bytes()));
+            let message = format!("the object changed during the download: its ETag is {own}, expected {expected}");
             return Err(RemoteError::Damaged(message));
         }
         Ok(response)

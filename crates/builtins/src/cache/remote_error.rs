@@ -23,10 +23,10 @@ pub enum RemoteError {
     #[error("{0}")]
     Network(String),
     /// The connection broke again after all retries of a range.
-    #[error("the connection broke at byte {bytes} of {length} after all retries; check the network to the store")]
+    #[error("the connection broke at byte {position} of {length} after all retries; check the network to the store")]
     Interrupted {
         /// Position of the first byte that was not received.
-        bytes: u64,
+        position: u64,
         /// Length of the object.
         length: u64,
         /// Last error.
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn failure_of_an_interrupted_transfer_has_the_cause() {
         let source = Box::new(RemoteError::Network("connection reset".to_owned()));
-        let failure = Failure::from(RemoteError::Interrupted { bytes: 5, length: 9, source });
+        let failure = Failure::from(RemoteError::Interrupted { position: 5, length: 9, source });
         let text = failure.to_string();
         assert!(text.contains("at byte 5 of 9") && text.ends_with(": connection reset"), "{text}");
     }

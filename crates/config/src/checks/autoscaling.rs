@@ -140,7 +140,7 @@ fn check_shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table)
     if capacity > 1 {
         let message = format!(
             "capacity_per_instance = {capacity}: jobs that run at the same time on an instance run as the same user, so each \
-             can read and write the files of the others, and the agent's files with their variables"
+             job can read and write the files of the other jobs, and the agent's files, which contain the variables of all jobs"
         );
         check.report(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
     }

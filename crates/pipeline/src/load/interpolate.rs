@@ -213,7 +213,7 @@ impl Interpolator<'_> {
     fn too_deep(&mut self, name: &str) -> BlockError {
         self.is_too_deep = true;
         let levels = self.limits.depth;
-        let message = format!("the value of `{name}` nests lists and maps more than {levels} levels deep");
+        let message = format!("with the value of `{name}`, lists and maps are nested more than {levels} levels deep");
         BlockError::new(message, Some("flatten the value; no keyword needs such depth".to_owned()))
     }
 

@@ -31,7 +31,7 @@ impl MemoryLog {
 }
 
 /// Returns a log in memory twice: as its own type and as the trait object.
-fn memory() -> (Arc<MemoryLog>, Arc<dyn Log>) {
+fn recorded_log() -> (Arc<MemoryLog>, Arc<dyn Log>) {
     let memory = Arc::new(MemoryLog::default());
     let log: Arc<dyn Log> = Arc::<MemoryLog>::clone(&memory);
     (memory, log)
@@ -92,7 +92,7 @@ const LEAVE_ORPHANS: &str = "for orphan in 1 2 3 4 5 6 7 8; do (sleep 0.1 &) don
 async fn orphans_are_reaped_while_the_script_runs() {
     for manager in managers() {
         let (processes, _) = job(&manager, "orphans");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let ended = processes.run(shell(LEAVE_ORPHANS), &log, &StopToken::new(), GRACE).await.unwrap();
         assert_eq!(ended, ProcessEnd::Exited(std::process::ExitStatus::from_raw(0)), "{}", memory.text());
         processes.finish(GRACE).await;
@@ -103,7 +103,7 @@ async fn orphans_are_reaped_while_the_script_runs() {
 async fn output_of_both_streams_keeps_its_order() {
     for manager in managers() {
         let (processes, records) = job(&manager, "order");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let ended =
             processes.run(shell("echo a; echo b >&2; echo c; exit 3"), &log, &StopToken::new(), GRACE).await.unwrap();
         assert_eq!(ended, ProcessEnd::Exited(std::process::ExitStatus::from_raw(3 << 8)));
@@ -121,7 +121,7 @@ const MIN_BURN_TIME: Duration = Duration::from_millis(20);
 async fn usage_includes_awaited_children() {
     for manager in managers() {
         let (processes, _) = job(&manager, "usage");
-        let (_, log) = memory();
+        let (_, log) = recorded_log();
         let before = processes.usage_counters();
         assert_eq!((before.cpu, before.memory_bytes), (Some(Duration::ZERO), Some(0)));
         // Until a child executes its program, it counts the memory of this process. The script must use more than that.
@@ -145,7 +145,7 @@ async fn usage_includes_awaited_children() {
 async fn usage_includes_terminated_background_processes() {
     for manager in managers() {
         let (processes, _) = job(&manager, "left");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let script = format!("sh -c '{BURN}; echo burnt; exec sleep 600 >/dev/null 2>&1' & exit 0");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
         wait_for("the child has used CPU time", || memory.text().contains("burnt")).await;
@@ -160,7 +160,7 @@ async fn usage_includes_terminated_background_processes() {
 async fn processes_that_ignore_term_are_killed_after_grace_time() {
     for manager in managers() {
         let (processes, _) = job(&manager, "stubborn");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let stop = StopToken::new();
         let script = "trap '' TERM; (trap '' TERM; echo $$; while :; do sleep 1; done) & setsid sh -c 'trap \"\" TERM; \
                       echo ready; while :; do sleep 1; done' & wait; while :; do sleep 1; done";
@@ -180,7 +180,7 @@ async fn processes_that_ignore_term_are_killed_after_grace_time() {
 async fn background_process_does_not_delay_the_step() {
     let manager = ProcessManager::new(Containment::ProcessTree, None);
     let (processes, _) = job(&manager, "background");
-    let (memory, log) = memory();
+    let (memory, log) = recorded_log();
     let script = "sleep 600 & { for n in 1 2 3; do sleep 0.1; echo late $n; done; } &\necho script";
     let stop = StopToken::new();
     let run = processes.run(shell(script), &log, &stop, GRACE);
@@ -236,7 +236,7 @@ async fn endless_output_does_not_block_other_tasks() {
 async fn process_has_configured_limit_of_open_files() {
     let manager = ProcessManager::new(Containment::ProcessTree, Some(99));
     let (processes, _) = job(&manager, "files");
-    let (memory, log) = memory();
+    let (memory, log) = recorded_log();
     // The limit is set shortly after the start of the process. Processes that it starts later inherit the limit.
     let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 3000 ]; do n=$((n+1)); sleep 0.01; done; ulimit -Sn; ulimit -Hn";
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
@@ -250,7 +250,7 @@ async fn process_has_configured_limit_of_open_files() {
 async fn daemon_is_terminated_with_its_job() {
     for manager in managers() {
         let (processes, _) = job(&manager, "daemon");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' & exit 0";
         processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
         let pid: i32 = printed_pid(&memory).await;
@@ -264,7 +264,7 @@ async fn daemon_is_terminated_with_its_job() {
 async fn process_with_non_utf8_name_is_terminated_with_its_job() {
     for manager in managers() {
         let (processes, _) = job(&manager, "named");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let change = r"printf \\377\\376 >/proc/$$/comm; echo $$; exec >/dev/null 2>&1; while :; do sleep 600; done";
         let script = format!("setsid -f sh -c '{change}' | head -n 1");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
@@ -281,7 +281,7 @@ async fn process_with_non_utf8_name_is_terminated_with_its_job() {
 async fn only_recorded_leftovers_are_terminated() {
     for manager in managers() {
         let (processes, records) = job(&manager, "leftover");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &";
         processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
         let pid: i32 = printed_pid(&memory).await;
@@ -301,7 +301,7 @@ async fn only_recorded_leftovers_are_terminated() {
 async fn error_names_missing_program() {
     for manager in managers() {
         let (processes, _) = job(&manager, "missing");
-        let (_, log) = memory();
+        let (_, log) = recorded_log();
         for program in ["/no/such/program", "no-such-program"] {
             let command = Command { program: program.into(), ..Command::default() };
             let error = processes.run(command, &log, &StopToken::new(), GRACE).await.unwrap_err();
@@ -315,7 +315,7 @@ async fn error_names_missing_program() {
 async fn orphan_without_tag_is_an_adopted_descendant() {
     let manager = ProcessManager::new(Containment::ProcessTree, None);
     let (processes, _) = job(&manager, "orphan");
-    let (memory, log) = memory();
+    let (memory, log) = recorded_log();
     let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &";
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
     let pid: i32 = printed_pid(&memory).await;
@@ -329,7 +329,7 @@ async fn orphan_without_tag_is_an_adopted_descendant() {
 async fn job_can_start_processes_after_termination() {
     for manager in managers() {
         let (processes, _) = job(&manager, "again");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         for round in 1..=2 {
             let stop = StopToken::new();
             let run = processes.run(shell("trap '' TERM; echo ready; while :; do sleep 1; done"), &log, &stop, GRACE);
@@ -360,7 +360,7 @@ async fn tag_of_ended_job_does_not_protect_a_process() {
     ended.finish(GRACE).await;
     for tag in ["anything", "", &tag] {
         let (processes, _) = job(&manager, "made-up");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         processes.run(hidden_process(&format!("{JOB_TAG}={tag}")), &log, &StopToken::new(), GRACE).await.unwrap();
         let pid: i32 = printed_pid(&memory).await;
         wait_for("the process is adopted and belongs to no job", || {
@@ -378,7 +378,7 @@ async fn process_with_tag_of_another_job_ends_with_that_job() {
     let manager = ProcessManager::new(Containment::ProcessTree, None);
     let (one, _) = job(&manager, "one");
     let (two, _) = job(&manager, "two");
-    let (memory, log) = memory();
+    let (memory, log) = recorded_log();
     one.run(hidden_process(&format!("{JOB_TAG}={}", two.tag)), &log, &StopToken::new(), GRACE).await.unwrap();
     let pid: i32 = printed_pid(&memory).await;
     wait_for("the process is adopted and is the other job's", || two.members_of(&two.all).contains(&pid)).await;
@@ -396,7 +396,7 @@ async fn hidden_process_in_cgroup_ends_with_its_job() {
     }
     let (other_job, _) = job(&manager, "beside");
     let (processes, _) = job(&manager, "contained");
-    let (memory, log) = memory();
+    let (memory, log) = recorded_log();
     processes
         .run(hidden_process(&format!("{JOB_TAG}={}", other_job.tag)), &log, &StopToken::new(), GRACE)
         .await
@@ -414,7 +414,7 @@ async fn frozen_cgroup_delays_only_its_own_job() {
         return;
     }
     let ((frozen, _), (other_job, _)) = (job(&manager, "frozen"), job(&manager, "beside"));
-    let (_, log) = memory();
+    let (_, log) = recorded_log();
     let freeze = frozen.cgroup.as_ref().unwrap().path().join("cgroup.freeze");
     std::fs::write(freeze, "1").unwrap();
     let (stop, not_stopped) = (StopToken::new(), StopToken::new());
@@ -435,7 +435,7 @@ async fn frozen_cgroup_delays_only_its_own_job() {
 async fn process_starts_in_the_same_way_with_and_without_cgroup() {
     for manager in managers() {
         let (processes, _) = job(&manager, "like-any");
-        let (memory, log) = memory();
+        let (memory, log) = recorded_log();
         let dir = tempfile::tempdir().unwrap();
         let command = Command {
             program: "sh".into(),
