@@ -1,12 +1,13 @@
 //! Google Cloud Storage.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
 use muster_config::settings::{GcsCredentials, GcsSettings};
-use object_store::ObjectStore;
-use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
+use object_store::gcp::{GcpCredential, GoogleCloudStorage, GoogleCloudStorageBuilder};
 use object_store::path::Path;
+use object_store::{ObjectStore, StaticCredentialProvider};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
@@ -46,7 +47,10 @@ impl Gcs {
             .with_retry(retries())
             .with_bucket_name(&settings.bucket)
             .with_base_url(url.trim_end_matches('/'));
-        let emulator = emulator.map(|_| builder.clone().with_skip_signature(true).build()).transpose()?;
+        // Without a credential, some requests would ask the metadata service of the machine for one.
+        let nobody = Arc::new(StaticCredentialProvider::new(GcpCredential { bearer: String::new() }));
+        let anonymous = || builder.clone().with_skip_signature(true).with_credentials(nobody);
+        let emulator = emulator.map(|_| anonymous().build()).transpose()?;
         let builder = match &settings.credentials {
             GcsCredentials::Default => match variable(CREDENTIALS) {
                 Some(path) => builder.with_application_credentials(path),

@@ -10,7 +10,7 @@ const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' & e
 /// Runs two scripts in their own process set: [`DAEMON`], and then `script`. Returns the end of `script` and the process ID of the daemon.
 async fn run_step(processes: &Processes, stop: &StopToken, script: &str, log: &Arc<dyn Log>) -> (ProcessEnd, i32) {
     let work = async {
-        let (daemon_output, daemon_log) = memory();
+        let (daemon_output, daemon_log) = recorded_log();
         processes.run(shell(DAEMON), &daemon_log, stop, GRACE).await.unwrap();
         let daemon = printed_pid(&daemon_output).await;
         (processes.run(shell(script), log, stop, GRACE).await.unwrap(), daemon)
@@ -22,13 +22,13 @@ async fn run_step(processes: &Processes, stop: &StopToken, script: &str, log: &A
 async fn stop_of_one_step_does_not_terminate_the_processes_of_others() {
     for manager in managers() {
         let (processes, _) = job(&manager, "sets");
-        let (job_output, log) = memory();
+        let (job_output, log) = recorded_log();
         processes.run(shell(DAEMON), &log, &StopToken::new(), GRACE).await.unwrap();
         let daemon_of_job = printed_pid(&job_output).await;
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         let sibling_script = format!("mkfifo '{0}'; echo ready; read line <'{0}'; echo survived", fifo.display());
-        let ((stopped_output, stopped_log), (sibling_output, sibling_log)) = (memory(), memory());
+        let ((stopped_output, stopped_log), (sibling_output, sibling_log)) = (recorded_log(), recorded_log());
         let (stop, not_stopped) = (StopToken::new(), StopToken::new());
         let stopped = async {
             let ended =
@@ -61,7 +61,7 @@ async fn stop_of_one_step_does_not_terminate_the_processes_of_others() {
 async fn stop_of_a_step_terminates_the_steps_inside_it() {
     for manager in managers() {
         let (processes, _) = job(&manager, "nested");
-        let (output, log) = memory();
+        let (output, log) = recorded_log();
         let (stop, inner) = (StopToken::new(), StopToken::new());
         let work = run_step(&processes, &inner, "echo inner", &log);
         let work = async {
@@ -84,7 +84,7 @@ async fn limits_of_a_called_step_are_inside_those_of_its_caller() {
         return;
     }
     let (processes, _) = job(&manager, "rules");
-    let (output, log) = memory();
+    let (output, log) = recorded_log();
     let cpu = StepLimits { cpu_milli: Some(700), ..StepLimits::default() };
     let memory_limit = StepLimits { memory_bytes: Some(64 << 20), ..StepLimits::default() };
     let stop = StopToken::new();
