@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use muster_job::{ExportKind, StepPolicy};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits, is_zero};
 use crate::development::Development;
@@ -294,6 +294,17 @@ pub enum Call {
         inputs: Value,
         /// Steps that the other agent runs.
         steps: Vec<Step>,
+    },
+    /// Runs a step of the operator in place of a built-in step. The conditions and limits of the built-in step apply to it.
+    Replaced {
+        /// Name of the built-in step, without `builtin://`.
+        name: String,
+        /// [`Inputs`] of the built-in step, as JSON.
+        inputs: Value,
+        /// Reference of the operator's step.
+        step: String,
+        /// Inputs that the operator sets. They may contain expressions, and replace inputs of the built-in step with the same name.
+        with: Map<String, Value>,
     },
     /// Runs steps, one after the other. Their conditions refer to each other and not to steps outside this list.
     Steps(Vec<Step>),

@@ -100,7 +100,7 @@ async fn prepare(
         };
         let created = if plan.bare {
             create_work_dir(context, &stop).await
-        } else if steps.iter().any(|step| step.policy.by_operator) {
+        } else if steps.iter().any(Step::is_by_operator) {
             // The operator's steps run in the directory before the checkout creates it.
             context.create_project_dir(&stop).await
         } else {

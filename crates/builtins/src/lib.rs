@@ -23,6 +23,7 @@ pub mod job;
 mod mirrors;
 mod named_lock;
 mod oci_steps;
+mod offer;
 mod prepare;
 mod removal;
 mod restored_cache;

@@ -35,5 +35,5 @@ pub use path::is_below;
 pub use short_token::short_token;
 pub use status::{InvalidTransition, JobEvent, JobStatus};
 pub use step_policy::{PolicyRule, PolicyViolation, StepLimits, StepPolicy, matches_pattern};
-pub use step_reference::StepReference;
+pub use step_reference::{REPLACEABLE_BUILTINS, StepReference};
 pub use variable::{Secret, Variable};

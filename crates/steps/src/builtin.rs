@@ -36,6 +36,11 @@ pub trait Builtin<J>: Send + Sync {
     /// The step failed. The engine decides how the [`Failure`] affects the job.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
+    /// Returns the inputs for a step of the operator that runs in place of this step. `None` means that this step cannot be replaced.
+    fn offer(&self, _job: &J) -> Option<Offer> {
+        None
+    }
+
     /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
     /// nothing needs to be cleared.
     fn clear_section(&self) -> Option<(&'static str, &'static str)> {
@@ -63,6 +68,27 @@ pub trait Builtin<J>: Send + Sync {
     async fn remove_leftovers(&self, _temp_dir: &Path, _processes: &Processes) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// Inputs of a built-in step in the form in which a step of the operator that replaces it gets them. Their names are documented in
+/// docs/reference/replaceable-steps.md.
+#[derive(Debug, Default)]
+pub struct Offer {
+    /// Values by name. Expressions in them are not evaluated.
+    pub inputs: Map<String, Value>,
+    /// Texts to mask in the log and in the result, such as tokens.
+    pub sensitive: Vec<String>,
+}
+
+/// Step of the operator that replaces a built-in step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replacement {
+    /// Name of the built-in step, without `builtin://`.
+    pub builtin: String,
+    /// Reference of the operator's step.
+    pub step: String,
+    /// Inputs that the operator sets. They may contain expressions.
+    pub with: Map<String, Value>,
 }
 
 /// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
@@ -145,6 +171,8 @@ pub struct Step<J> {
 pub enum Call<J> {
     /// Runs a built-in step.
     Builtin(Box<dyn Builtin<J>>),
+    /// Runs a step of the operator in place of a built-in step, which provides its inputs and its role.
+    Replaced(Box<dyn Builtin<J>>, Replacement),
     /// Runs the `run:` list of a job.
     Run(Value),
     /// Runs a user's step file.
@@ -159,10 +187,16 @@ impl<J> Step<J> {
     pub(crate) fn role(&self) -> Role {
         match &self.call {
             _ if self.policy.by_operator => Role::Other,
-            Call::Builtin(builtin) => builtin.role(),
+            Call::Builtin(builtin) | Call::Replaced(builtin, _) => builtin.role(),
             Call::Run(_) | Call::StepFile(_) => Role::Script,
             Call::Steps(_) | Call::Delegate(..) => Role::Other,
         }
+    }
+
+    /// Returns whether the operator chose the step: it was added to the job, or it replaces a built-in step.
+    #[must_use]
+    pub fn is_by_operator(&self) -> bool {
+        self.policy.by_operator || matches!(self.call, Call::Replaced(..))
     }
 
     /// Returns whether the author of the job wrote the commands or steps that this step runs. The operator's limits apply to them.
@@ -186,7 +220,7 @@ impl<J> Step<J> {
 
     pub(crate) fn is_idle(&self) -> bool {
         match &self.call {
-            Call::Builtin(builtin) => builtin.is_idle(),
+            Call::Builtin(builtin) | Call::Replaced(builtin, _) => builtin.is_idle(),
             Call::Run(_) | Call::StepFile(_) => false,
             Call::Delegate(_, steps) => steps.is_empty(),
             Call::Steps(steps) => steps.iter().all(Self::is_idle),
@@ -199,17 +233,17 @@ impl<J> Step<J> {
         match &self.call {
             Call::Delegate(target, _) => vec![&**target],
             Call::Steps(steps) => steps.iter().flat_map(Self::targets).collect(),
-            Call::Builtin(_) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
+            Call::Builtin(_) | Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
     }
 
-    /// Returns the built-in steps among this step and the steps inside it, except the steps that run at another agent.
+    /// Returns the built-in steps among this step and the steps inside it, except replaced steps and steps that run at another agent.
     #[must_use]
     pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
         match &self.call {
             Call::Builtin(builtin) => vec![&**builtin],
             Call::Steps(steps) => steps.iter().flat_map(Self::builtins).collect(),
-            Call::Delegate(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
+            Call::Replaced(..) | Call::Delegate(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
     }
 
@@ -320,6 +354,11 @@ impl<J> Registry<J> {
                 builtin.clone(),
                 self.steps.get(&*builtin).map(|create| create(inputs)),
             )?),
+            plan::Call::Replaced { name: builtin, inputs, step: reference, with } => {
+                let created = self.steps.get(&*builtin).map(|create| create(inputs));
+                let created = unwrap_created(&name, builtin.clone(), created)?;
+                Call::Replaced(created, Replacement { builtin, step: reference, with })
+            }
             plan::Call::Delegate { name: builtin, inputs, steps } => {
                 let target = self.targets.get(&*builtin).map(|create| create(inputs));
                 Call::Delegate(unwrap_created(&name, builtin, target)?, steps)
@@ -333,7 +372,10 @@ impl<J> Registry<J> {
 
     /// Returns the record of a call. `None` means that the call is not recorded.
     fn record(&self, policy: &Policy, call: &plan::Call) -> Option<Box<CallRecord>> {
-        let (plan::Call::Builtin { name, inputs } | plan::Call::Delegate { name, inputs, .. }) = call else {
+        let (plan::Call::Builtin { name, inputs }
+        | plan::Call::Replaced { name, inputs, .. }
+        | plan::Call::Delegate { name, inputs, .. }) = call
+        else {
             return None;
         };
         let recorder = self.recorders.get(&**name).filter(|_| self.records_calls)?;

@@ -25,6 +25,7 @@ mod output;
 mod own_keys;
 mod records;
 mod remote_steps;
+mod replaced_steps;
 mod requests;
 mod shells;
 mod sources;

@@ -31,7 +31,8 @@ pub(super) fn check_run_list(payload: &JobPayload, policy: &StepPolicy) -> Resul
 pub(super) fn check_builtins(steps: &[Step], policy: &StepPolicy) -> Result<(), LowerError> {
     for step in steps.iter().filter(|step| !step.policy.by_operator) {
         let (builtin, inner) = match &step.call {
-            Call::Builtin { name, .. } => (Some(name), &[] as &[Step]),
+            // A rule that denies a built-in step denies what the operator puts in its place, too.
+            Call::Builtin { name, .. } | Call::Replaced { name, .. } => (Some(name), &[] as &[Step]),
             Call::Delegate { name, steps, .. } => (Some(name), steps.as_slice()),
             Call::Steps(steps) => (None, steps.as_slice()),
             Call::Run(_) | Call::StepFile(_) => (None, &[] as &[Step]),

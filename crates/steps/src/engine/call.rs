@@ -102,7 +102,7 @@ impl UserSteps<'_> {
         let inputs = match fake {
             // The specification of a replaced step is not known.
             Some(_) => expanded_inputs(&inputs, &scope)?,
-            None => checked_inputs(&file, &inputs, &scope)?,
+            None => checked_inputs(&file, &inputs, self.offered_at(frame.depth), &scope)?,
         };
         let remote_text = if let Call::Remote(location) = &entry.call { location.to_string() } else { String::new() };
         let invocation = Invocation {

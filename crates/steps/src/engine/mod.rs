@@ -24,6 +24,7 @@ mod policy;
 mod progress;
 mod reference;
 mod remote_steps;
+mod replaced_steps;
 mod results;
 mod sequence;
 mod settings;
