@@ -41,6 +41,7 @@ mod variables;
 use muster_agent_api::builtin::{
     AgentProcess, ArtifactsDownload, ArtifactsList, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup,
     DockerContainer, DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script,
+    ServiceContainer,
 };
 use muster_steps::builtin::Registry;
 
@@ -76,6 +77,7 @@ pub fn registry() -> Registry<Context> {
         .with::<DriverStage>()
         .with::<DriverCleanup>()
         .with::<HostService>()
+        .with::<ServiceContainer>()
         .with_target::<AgentProcess>()
         .with_target::<DockerContainer>()
 }
