@@ -175,7 +175,8 @@ async fn steps_beside_an_environment_run_before_it_and_are_part_of_its_result() 
     assert!(log.find("\nbeside outside\n").unwrap() < log.find("\ninside\n").unwrap(), "{log}");
     assert!(log.contains("second failed, but the job continues: exit status 4"), "{log}");
     let states = |result: &JobResult| -> Vec<_> {
-        result.tree.steps[0].steps.iter().map(|step| (step.name.clone(), step.status)).collect()
+        let environment = result.tree.steps.iter().find(|step| step.name == "inside").unwrap();
+        environment.steps.iter().map(|step| (step.name.clone(), step.status)).collect()
     };
     let named = |names: [&str; 3]| names.map(str::to_owned);
     let expected = [StepStatus::Success, StepStatus::Failure, StepStatus::Success];
