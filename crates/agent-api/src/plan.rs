@@ -292,6 +292,10 @@ pub enum Call {
         name: String,
         /// [`Inputs`] of that step as JSON.
         inputs: Value,
+        /// Steps that this agent runs while the environment is created, before the other agent starts. They start what runs beside the
+        /// steps of the job, such as services. If one of them fails, the environment is not created.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        beside: Vec<Step>,
         /// Steps that the other agent runs.
         steps: Vec<Step>,
     },
@@ -327,6 +331,14 @@ impl Call {
     pub fn builtin<I: Inputs>(inputs: &I) -> Self {
         // Inputs are plain data. If their serialization failed nevertheless, the agent would reject `null` and name the step.
         Self::Builtin { name: I::BUILTIN.to_owned(), inputs: serde_json::to_value(inputs).unwrap_or_default() }
+    }
+
+    /// Returns the call that runs `steps` in the environment that the built-in step with these inputs creates. `beside` are the steps that
+    /// start what runs beside them.
+    pub fn delegate<I: Inputs>(inputs: &I, beside: Vec<Step>, steps: Vec<Step>) -> Self {
+        // As in [`Call::builtin`], serialization cannot fail.
+        let inputs = serde_json::to_value(inputs).unwrap_or_default();
+        Self::Delegate { name: I::BUILTIN.to_owned(), inputs, beside, steps }
     }
 
     /// Returns the inputs if this calls the built-in step of type `I`.

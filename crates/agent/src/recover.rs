@@ -253,7 +253,7 @@ async fn try_remove(parsed: &ParsedRequest, id: &str) -> Removal {
 
 #[cfg(test)]
 mod tests {
-    use muster_agent_api::builtin::{ContainerSpec, DockerContainer, Inputs as _};
+    use muster_agent_api::builtin::{ContainerSpec, DockerContainer};
     use muster_agent_api::plan::{Call, JobPlan, Step as PlanStep, job_steps};
     use muster_agent_api::step_runner::RunRequest;
 
@@ -262,8 +262,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn invalid_configuration_is_not_tried_again() {
         let build = ContainerSpec { name: "../victim".to_owned(), ..ContainerSpec::default() };
-        let inputs = serde_json::to_value(DockerContainer { build, ..DockerContainer::default() }).unwrap();
-        let call = Call::Delegate { name: DockerContainer::BUILTIN.to_owned(), inputs, steps: Vec::new() };
+        let container = DockerContainer { build, ..DockerContainer::default() };
+        let call = Call::delegate(&container, Vec::new(), Vec::new());
         let plan = JobPlan {
             project_dir: "/builds/p".to_owned(),
             builds_dir: "/builds".to_owned(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_agent_api::builtin::AgentProcess;
 use muster_agent_api::client::{AgentConnection, AgentError, Reach};
-use muster_steps::builtin::{DelegateTarget, OpenTarget};
+use muster_steps::builtin::{BesideSteps, DelegateTarget, OpenTarget};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, ProcessEnd};
@@ -48,7 +48,13 @@ impl Log for DiscardedLog {
 
 #[async_trait]
 impl DelegateTarget<Context> for AgentProcess {
-    async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
+    async fn open(
+        &self,
+        context: &Arc<Context>,
+        beside: &dyn BesideSteps,
+        stop: &StopToken,
+    ) -> Result<Box<dyn OpenTarget>, Failure> {
+        beside.run().await?;
         let [program, args @ ..] = self.command.as_slice() else {
             return Err(Failure::Configuration("the command that starts the agent of a step is empty".to_owned()));
         };

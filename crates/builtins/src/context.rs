@@ -32,6 +32,7 @@ use time::OffsetDateTime;
 use url::Url;
 
 use crate::blocking::blocking;
+use crate::docker::ServiceHost;
 use crate::docker::prepared::PreparedContainers;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
@@ -147,6 +148,8 @@ pub struct Context {
     pub(crate) mirror_view: Mutex<Option<View>>,
     /// Time that the preparation of the mirror took. It counts against the timeout for the sources.
     pub(crate) mirror_time: Mutex<Duration>,
+    /// Environment in containers that is being created, for the steps that start its services. `None` at any other time.
+    pub(crate) service_host: Mutex<Option<Arc<ServiceHost>>>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
@@ -203,6 +206,7 @@ impl Context {
             restored_caches: Mutex::default(),
             mirror_view: Mutex::default(),
             mirror_time: Mutex::new(Duration::from_millis(plan.sources_time_ms)),
+            service_host: Mutex::default(),
             driver: Mutex::default(),
             debugger: None,
             on_results: None,

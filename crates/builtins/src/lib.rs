@@ -42,6 +42,7 @@ mod variables;
 use muster_agent_api::builtin::{
     AgentProcess, ArtifactsDownload, ArtifactsList, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup,
     DockerContainer, DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script,
+    ServiceContainer,
 };
 use muster_steps::builtin::Registry;
 
@@ -77,6 +78,7 @@ pub fn registry() -> Registry<Context> {
         .with::<DriverStage>()
         .with::<DriverCleanup>()
         .with::<HostService>()
+        .with::<ServiceContainer>()
         .with_target::<AgentProcess>()
         .with_target::<DockerContainer>()
 }

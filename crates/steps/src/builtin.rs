@@ -94,11 +94,16 @@ pub struct Replacement {
 /// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
-    /// Creates the environment.
+    /// Creates the environment. Runs the steps `beside` it once, when everything that they need exists.
     ///
     /// # Errors
     /// [`Failure`], after everything that was created has been removed.
-    async fn open(&self, job: &Arc<J>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure>;
+    async fn open(
+        &self,
+        job: &Arc<J>,
+        beside: &dyn BesideSteps,
+        stop: &StopToken,
+    ) -> Result<Box<dyn OpenTarget>, Failure>;
 
     /// Removes what a killed agent may have left of the environment, except the processes that are recorded with the job.
     ///
@@ -107,6 +112,16 @@ pub trait DelegateTarget<J>: Send + Sync {
     async fn remove_leftovers(&self) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// Steps of a plan that start what runs beside an environment, such as services.
+#[async_trait]
+pub trait BesideSteps: Sync {
+    /// Runs the steps, each under its policy, until one fails.
+    ///
+    /// # Errors
+    /// Failure of a step.
+    async fn run(&self) -> Result<(), Failure>;
 }
 
 /// Environment that was created for the steps inside a step, and the connection to its agent.
@@ -128,8 +143,9 @@ pub trait OpenTarget: Reach {
         None
     }
 
-    /// Returns result nodes for what ran in the environment beside the steps, such as services. Called before [`OpenTarget::close`].
-    async fn nodes(&self) -> Vec<StepNode> {
+    /// Returns result nodes for what ran beside the environment, such as services. Each has the name of the step that started it, whose node
+    /// it completes. Called before [`OpenTarget::close`].
+    async fn beside_nodes(&self) -> Vec<StepNode> {
         Vec::new()
     }
 
@@ -177,10 +193,20 @@ pub enum Call<J> {
     Run(Value),
     /// Runs a user's step file.
     StepFile(Box<StepFile>),
-    /// Creates an environment and runs the steps at its agent.
-    Delegate(Box<dyn DelegateTarget<J>>, Vec<plan::Step>),
+    /// Creates an environment and runs steps at its agent.
+    Delegate(Box<Delegation<J>>),
     /// Runs steps in order.
     Steps(Vec<Step<J>>),
+}
+
+/// Environment and the steps that it is for.
+pub struct Delegation<J> {
+    /// Creates the environment.
+    pub target: Box<dyn DelegateTarget<J>>,
+    /// Steps that start what runs beside the environment. They run at this agent.
+    pub beside: Vec<Step<J>>,
+    /// Steps that run at the agent of the environment.
+    pub steps: Vec<plan::Step>,
 }
 
 impl<J> Step<J> {
@@ -189,7 +215,7 @@ impl<J> Step<J> {
             _ if self.policy.by_operator => Role::Other,
             Call::Builtin(builtin) | Call::Replaced(builtin, _) => builtin.role(),
             Call::Run(_) | Call::StepFile(_) => Role::Script,
-            Call::Steps(_) | Call::Delegate(..) => Role::Other,
+            Call::Steps(_) | Call::Delegate(_) => Role::Other,
         }
     }
 
@@ -222,7 +248,7 @@ impl<J> Step<J> {
         match &self.call {
             Call::Builtin(builtin) | Call::Replaced(builtin, _) => builtin.is_idle(),
             Call::Run(_) | Call::StepFile(_) => false,
-            Call::Delegate(_, steps) => steps.is_empty(),
+            Call::Delegate(delegation) => delegation.steps.is_empty(),
             Call::Steps(steps) => steps.iter().all(Self::is_idle),
         }
     }
@@ -231,7 +257,7 @@ impl<J> Step<J> {
     #[must_use]
     pub fn targets(&self) -> Vec<&dyn DelegateTarget<J>> {
         match &self.call {
-            Call::Delegate(target, _) => vec![&**target],
+            Call::Delegate(delegation) => vec![&*delegation.target],
             Call::Steps(steps) => steps.iter().flat_map(Self::targets).collect(),
             Call::Builtin(_) | Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
@@ -243,13 +269,14 @@ impl<J> Step<J> {
         match &self.call {
             Call::Builtin(builtin) => vec![&**builtin],
             Call::Steps(steps) => steps.iter().flat_map(Self::builtins).collect(),
-            Call::Replaced(..) | Call::Delegate(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
+            Call::Delegate(delegation) => delegation.beside.iter().flat_map(Self::builtins).collect(),
+            Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
     }
 
     /// Returns whether the step contains other steps, which have their own policies.
     pub(crate) fn has_inner_steps(&self) -> bool {
-        matches!(self.call, Call::Steps(_) | Call::Delegate(..))
+        matches!(self.call, Call::Steps(_) | Call::Delegate(_))
     }
 }
 
@@ -359,9 +386,10 @@ impl<J> Registry<J> {
                 let created = unwrap_created(&name, builtin.clone(), created)?;
                 Call::Replaced(created, Replacement { builtin, step: reference, with })
             }
-            plan::Call::Delegate { name: builtin, inputs, steps } => {
+            plan::Call::Delegate { name: builtin, inputs, beside, steps } => {
                 let target = self.targets.get(&*builtin).map(|create| create(inputs));
-                Call::Delegate(unwrap_created(&name, builtin, target)?, steps)
+                let target = unwrap_created(&name, builtin, target)?;
+                Call::Delegate(Box::new(Delegation { target, beside: self.load(beside)?, steps }))
             }
             plan::Call::Run(list) => Call::Run(list),
             plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),

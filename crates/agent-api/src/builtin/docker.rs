@@ -20,8 +20,8 @@ pub struct DockerContainer {
     pub labels: BTreeMap<String, String>,
     /// Container in which the steps run.
     pub build: ContainerSpec,
-    /// Services, in the order in which they are started before the build container.
-    pub services: Vec<ServiceSpec>,
+    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). They are removed with the build container.
+    pub services: Vec<String>,
     /// Network of the containers.
     pub network: DockerNetwork,
     /// Volumes of the build container and the services.
@@ -124,16 +124,24 @@ pub struct ContainerSpec {
     pub host_config: Map<String, Value>,
 }
 
-/// A service: a container beside the build container.
+/// Starts a service: a container beside the build container. The step runs while [`DockerContainer`] creates the environment of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ServiceSpec {
+pub struct ServiceContainer {
     /// Name and version of the service for the log, such as `postgres:16`.
     pub title: String,
     /// Container of the service.
     pub container: ContainerSpec,
     /// Host names of the service for the other containers of the job.
     pub aliases: Vec<String>,
+}
+
+impl Inputs for ServiceContainer {
+    const BUILTIN: &'static str = "docker/service";
+
+    fn record(&self) -> Map<String, Value> {
+        record::service_container(self)
+    }
 }
 
 /// An image, and how to get it.

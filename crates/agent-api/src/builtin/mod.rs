@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 pub use docker::{
     ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, PreparedPolicy,
-    RegistryCredentials, ServiceSpec,
+    RegistryCredentials, ServiceContainer,
 };
 pub use driver::{
     BUILDS_DIR as DRIVER_BUILDS_DIR, CACHE_DIR as DRIVER_CACHE_DIR, Driver, DriverCleanup, DriverDirectories,

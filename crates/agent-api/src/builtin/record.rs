@@ -6,8 +6,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    ArtifactsDownload, ArtifactsUploadList, CacheEntry, Checkout, Cleanup, DockerContainer, DockerNetwork, HostService,
-    Script,
+    ArtifactsDownload, ArtifactsUploadList, CacheEntry, Checkout, Cleanup, ContainerSpec, DockerContainer,
+    DockerNetwork, HostService, Script, ServiceContainer,
 };
 
 /// Keys of `HostConfig` that limit the resources of a container.
@@ -78,20 +78,30 @@ pub(super) fn artifacts_upload(step: &ArtifactsUploadList) -> Map<String, Value>
 }
 
 pub(super) fn docker_container(step: &DockerContainer) -> Map<String, Value> {
-    let DockerContainer { build, services, network, .. } = step;
+    let DockerContainer { build, network, .. } = step;
     let network = match network {
         DockerNetwork::Bridge => "bridge",
         DockerNetwork::Mode(mode) => mode,
         DockerNetwork::PerJob { .. } => "per job",
     };
-    let limits = build.host_config.iter().filter(|(key, _)| LIMITS.contains(&key.as_str()));
+    let mut record = container(build);
+    record.insert("network".to_owned(), json!(network));
+    record
+}
+
+pub(super) fn service_container(step: &ServiceContainer) -> Map<String, Value> {
+    let mut record = container(&step.container);
+    record.insert("aliases".to_owned(), json!(step.aliases));
+    record
+}
+
+fn container(spec: &ContainerSpec) -> Map<String, Value> {
+    let limits = spec.host_config.iter().filter(|(key, _)| LIMITS.contains(&key.as_str()));
     map([
-        ("image", json!(build.image.name)),
-        ("pull_policies", json!(build.image.pull_policies)),
-        ("platform", json!(build.image.platform)),
-        ("user", json!(build.user)),
-        ("services", services.iter().map(|service| json!(service.container.image.name)).collect()),
-        ("network", json!(network)),
+        ("image", json!(spec.image.name)),
+        ("pull_policies", json!(spec.image.pull_policies)),
+        ("platform", json!(spec.image.platform)),
+        ("user", json!(spec.user)),
         ("limits", limits.map(|(key, value)| (key.clone(), value.clone())).collect()),
     ])
 }
@@ -128,9 +138,7 @@ mod tests {
     use muster_job::Secret;
 
     use super::*;
-    use crate::builtin::{
-        ArtifactSource, CacheObject, CacheRestore, CacheSave, Inputs, RegistryCredentials, Rewrite, ServiceSpec,
-    };
+    use crate::builtin::{ArtifactSource, CacheObject, CacheRestore, CacheSave, Inputs, RegistryCredentials, Rewrite};
 
     /// Every text that must not be in a record contains this.
     const HIDDEN: &str = "hidden0815";
@@ -161,14 +169,16 @@ mod tests {
             ..CacheEntry::default()
         };
         let download = ArtifactSource { job_id: 7, name: "build".to_owned(), token: HIDDEN.to_owned() };
-        let service = ServiceSpec { title: "db".to_owned(), ..ServiceSpec::default() };
+        let container = ContainerSpec {
+            env: vec![hidden()],
+            command: Some(vec![hidden()]),
+            host_config: Map::from_iter([("Memory".to_owned(), json!(5)), ("Binds".to_owned(), json!([hidden()]))]),
+            ..ContainerSpec::default()
+        };
+        let docker_service =
+            ServiceContainer { container: container.clone(), aliases: vec!["db".to_owned()], ..Default::default() };
         let docker = DockerContainer {
-            build: crate::builtin::ContainerSpec {
-                env: vec![hidden()],
-                host_config: Map::from_iter([("Memory".to_owned(), json!(5)), ("Binds".to_owned(), json!([hidden()]))]),
-                ..Default::default()
-            },
-            services: vec![service],
+            build: container,
             credentials: vec![RegistryCredentials { password: hidden(), ..RegistryCredentials::default() }],
             ..DockerContainer::default()
         };
@@ -189,6 +199,7 @@ mod tests {
             script(false).record(),
             script(true).record(),
             service.record(),
+            docker_service.record(),
         ];
         let text = serde_json::to_string(&records).unwrap();
         assert!(!text.contains(HIDDEN), "{text}");
@@ -201,5 +212,6 @@ mod tests {
         assert_eq!(records[3]["from"], json!([{ "job_id": 7, "name": "build" }]));
         assert_eq!(records[4]["limits"], json!({ "Memory": 5 }));
         assert_eq!(records[5]["commands"], json!(["make"]));
+        assert_eq!((&records[8]["limits"], &records[8]["aliases"]), (&json!({ "Memory": 5 }), &json!(["db"])));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use muster_agent_api::builtin::{AgentProcess, Inputs as _};
+use muster_agent_api::builtin::AgentProcess;
 use muster_agent_api::plan::{Call, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_agent_api::step_runner::Variable;
@@ -40,8 +40,7 @@ impl SecondAgent {
             socket: text(&self.socket),
             project_dir: text(&self.dir.join("builds/p")),
         };
-        let inputs = serde_json::to_value(&process).unwrap();
-        Step::new("inside", "", Call::Delegate { name: AgentProcess::BUILTIN.to_owned(), inputs, steps })
+        Step::new("inside", "", Call::delegate(&process, Vec::new(), steps))
     }
 }
 
@@ -156,6 +155,45 @@ async fn environment_is_retried_when_machine_cannot_create_it() {
     assert!(system_failure(&result).contains("the agent of a step did not start"), "{result:?}");
     assert_eq!(log.matches("ERROR: Preparation failed: the agent of a step did not start").count(), 1, "{log}");
     assert!(log.contains("Will be retried in 3s ..."), "{log}");
+}
+
+#[tokio::test]
+async fn steps_beside_an_environment_run_before_it_and_are_part_of_its_result() {
+    let mut agent = Agent::start().await;
+    let second_agent = SecondAgent::below(&agent);
+    let mut step = second_agent.step(vec![script(&["echo inside"])]);
+    let optional = |name: &str, command: &str| {
+        let mut step = Step { name: name.to_owned(), ..script(&[command]) };
+        step.policy.allow_failure = true;
+        step
+    };
+    if let Call::Delegate { beside, .. } = &mut step.call {
+        *beside = vec![optional("first", "echo \"beside ${PLACE:-outside}\""), optional("second", "exit 4")];
+    }
+    let (log, result) = agent.complete(&agent.plan(vec![step.clone()])).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.find("\nbeside outside\n").unwrap() < log.find("\ninside\n").unwrap(), "{log}");
+    assert!(log.contains("second failed, but the job continues: exit status 4"), "{log}");
+    let states = |result: &JobResult| -> Vec<_> {
+        let environment = result.tree.steps.iter().find(|step| step.name == "inside").unwrap();
+        environment.steps.iter().map(|step| (step.name.clone(), step.status)).collect()
+    };
+    let named = |names: [&str; 3]| names.map(str::to_owned);
+    let expected = [StepStatus::Success, StepStatus::Failure, StepStatus::Success];
+    assert_eq!(
+        states(&result),
+        named(["first", "second", "step_script"]).into_iter().zip(expected).collect::<Vec<_>>()
+    );
+
+    if let Call::Delegate { beside, .. } = &mut step.call {
+        beside[1].policy.allow_failure = false;
+        beside.push(optional("third", "echo never"));
+    }
+    let (log, result) = agent.complete(&agent.plan(vec![step])).await;
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(4)), "{log}");
+    assert!(!log.contains("\ninside\n") && !log.contains("\nnever\n"), "{log}");
+    let expected = [StepStatus::Success, StepStatus::Failure, StepStatus::Skipped];
+    assert_eq!(states(&result), named(["first", "second", "third"]).into_iter().zip(expected).collect::<Vec<_>>());
 }
 
 #[tokio::test]

@@ -40,10 +40,12 @@ impl Objects {
     /// [`Failure::Configuration`] if engines do not accept a name. Names are parts of the paths of requests, so such a name could address
     /// another object.
     pub(super) fn from_job(job: &DockerContainer) -> Result<Self, Failure> {
-        let services = job.services.iter().map(|service| service.container.name.clone());
         let temporary = job.volumes.iter().filter(|volume| volume.temporary && create::is_named(volume));
         let objects = Self {
-            containers: [job.build.name.clone(), directories::setup_name(job)].into_iter().chain(services).collect(),
+            containers: [job.build.name.clone(), directories::setup_name(job)]
+                .into_iter()
+                .chain(job.services.iter().cloned())
+                .collect(),
             volumes: temporary.map(|volume| volume.source.clone()).chain([create::run_volume(job)]).collect(),
             network: match &job.network {
                 DockerNetwork::PerJob { name, .. } => Some(name.clone()),
@@ -182,7 +184,7 @@ impl fmt::Display for Remaining {
 
 #[cfg(test)]
 mod tests {
-    use muster_agent_api::builtin::{ContainerSpec, DockerEngine, DockerVolume, ServiceSpec};
+    use muster_agent_api::builtin::{ContainerSpec, DockerEngine, DockerVolume};
 
     use super::*;
     use crate::docker::engine::fake::{Answer, FakeEngine};
@@ -193,12 +195,11 @@ mod tests {
 
     #[tokio::test]
     async fn only_objects_that_remain_are_named_if_the_engine_stops_answering() {
-        let service = ServiceSpec { container: container_named("job-web"), ..ServiceSpec::default() };
         let settings = DockerEngine { host: "tcp://builds:2375".to_owned(), ..DockerEngine::default() };
         let job = DockerContainer {
             engine: settings,
             build: container_named("job"),
-            services: vec![service],
+            services: vec!["job-web".to_owned()],
             ..DockerContainer::default()
         };
         let engine = FakeEngine::start(|call| match call {
@@ -227,10 +228,8 @@ mod tests {
     #[test]
     fn names_that_would_change_the_path_of_a_request_are_rejected() {
         let with_service = |name: &str| {
-            let container = ContainerSpec { name: name.to_owned(), ..ContainerSpec::default() };
-            let service = ServiceSpec { container, ..ServiceSpec::default() };
-            let build = ContainerSpec { name: "job-build".to_owned(), ..ContainerSpec::default() };
-            DockerContainer { build, services: vec![service], ..DockerContainer::default() }
+            let (build, services) = (container_named("job-build"), vec![name.to_owned()]);
+            DockerContainer { build, services, ..DockerContainer::default() }
         };
         Objects::from_job(&with_service("job-web.2_a-0")).unwrap();
         for name in [r"job-x\..\victim?-0", "job-x/../victim", "..", "a?b", "a#b", "a%2e", "a b", "", "-a", "a\n"] {

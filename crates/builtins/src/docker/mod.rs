@@ -1,7 +1,7 @@
 //! Containers of the step `docker/container`, which runs steps in a container of a Docker or Podman engine (docs/spec/job-execution.md, section 5).
 //!
 //! ```text
-//! connect to the engine -> create volumes and the network -> pull the images of the services, start the services
+//! connect to the engine -> create volumes and the network -> run the steps of the services, which pull their images and start them
 //!   -> pull the image of the build container, start the container, whose entrypoint runs the agent
 //!   -> run the steps at this agent -> remove everything
 //! ```
@@ -37,11 +37,12 @@ use std::time::Duration;
 use bollard::Docker;
 use muster_agent_api::builtin::{DockerContainer, LogLine};
 use muster_agent_api::container::MIRROR_DIR;
-use muster_steps::builtin::OpenTarget;
+use muster_steps::builtin::{BesideSteps, OpenTarget};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use cleanup::Objects;
@@ -49,6 +50,7 @@ use images::Images;
 use prepared::PreparedContainers;
 use relay::Relay;
 pub use search::{NoEngine, find_engine};
+pub(crate) use services::ServiceHost;
 use socket::RunDirectory;
 use target::Container;
 
@@ -63,6 +65,10 @@ pub(crate) struct JobFacts<'a> {
     pub(crate) prepared: &'a Arc<PreparedContainers>,
     /// Whether the job has a view of a mirror of its repository.
     pub(crate) has_mirror_view: bool,
+    /// Steps that start the services.
+    pub(crate) beside: &'a dyn BesideSteps,
+    /// Where the steps of the services find the environment that is being created.
+    pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
 
 /// Creates the containers of a job. After a failure, nothing of them remains.
@@ -120,10 +126,10 @@ async fn create_all(
 ) -> Result<Container, Failure> {
     let log = &facts.log;
     let printing = Arc::clone(log);
-    let print = move |line: &str| print(&*printing, line);
+    let print = Arc::new(move |line: &str| print(&*printing, line));
     let is_local = engine::is_local(&job.engine)?;
     let relay = Relay::start(job, is_local)?;
-    let images = Images::new(engine, &job.credentials, &print, stop);
+    let images = Images::new(engine, &job.credentials, print, stop);
     let agent = agent_volume::create(engine, engine::location(&job.engine)).await?;
     let mut resolved = None;
     if job.prepared.is_none() {
@@ -143,7 +149,7 @@ async fn create_all(
     let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
     fail_if_stopped(stop)?;
     network::create(engine, job).await?;
-    let services = services::start(engine, job, &images, &agent, log, stop).await?;
+    let services = services::start(engine, job, &images, &agent, facts).await?;
     let resolved = match resolved {
         Some(resolved) => resolved,
         None => images.ensure(&job.build.image).await?,

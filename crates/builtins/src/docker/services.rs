@@ -1,4 +1,5 @@
-//! Services of a job: containers that run beside the build container (docs/spec/job-execution.md, section 5.10).
+//! Services of a job: containers that run beside the build container (docs/spec/job-execution.md, section 5.10). A step of the plan starts each
+//! of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,21 +10,23 @@ use bollard::models::ContainerInspectResponse;
 use bollard::query_parameters::{LogsOptions, StartContainerOptions, WaitContainerOptions};
 use futures::StreamExt;
 use futures::future::join_all;
-use muster_agent_api::builtin::{DockerContainer, ServiceSpec};
+use muster_agent_api::builtin::{DockerContainer, Inputs as _, ServiceContainer};
 use muster_agent_api::container::{EXECUTABLE, PROBE};
 use muster_agent_api::result::{StepNode, StepStatus};
 use muster_steps::engine::StartTime;
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::Usage;
+use muster_steps::stop::StopToken;
 use muster_steps::style;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::agent_volume::AgentVolume;
 use super::engine::{failed, inspect_container, reason};
 use super::exec::{self, MAX_OUTPUT_BYTES};
 use super::images::{Images, ResolvedImage};
-use super::{block, create, fail_if_stopped, network, print};
+use super::{JobFacts, block, create, fail_if_stopped, network, print};
 
 /// Length of the short ID of a container, which is one of its host names.
 const SHORT_ID: usize = 12;
@@ -55,29 +58,70 @@ pub(super) struct Service {
     ports: Vec<u16>,
 }
 
-/// Starts the services of the job, in order.
+/// What the steps that start services need of the environment that is being created.
+pub(crate) struct ServiceHost {
+    engine: Docker,
+    job: DockerContainer,
+    images: Images,
+    agent: AgentVolume,
+    log: Arc<dyn Log>,
+    /// Services in the order in which they were started.
+    started: Mutex<Vec<Service>>,
+}
+
+impl ServiceHost {
+    /// Starts a service. Pulls its image if necessary.
+    ///
+    /// # Errors
+    /// [`Failure`] of the settings, the engine or the image, or the cause of a stop. Creating the environment then fails, which removes the
+    /// container of the service.
+    pub(crate) async fn start(&self, service: &ServiceContainer, stop: &StopToken) -> Result<(), Failure> {
+        let name = &service.container.name;
+        if !self.job.services.contains(name) {
+            // The cleanup would not find the container.
+            return Err(Failure::Configuration(format!(
+                "the container {name:?} of the service {} is not listed in `services` of builtin://{}",
+                service.title,
+                DockerContainer::BUILTIN
+            )));
+        }
+        print(&*self.log, &style::plain(&format!("Starting service {}...", service.title)));
+        let image = self.images.stopped_by(stop).ensure(&service.container.image).await?;
+        fail_if_stopped(stop)?;
+        let started = start_one(&self.engine, &self.job, service, &image, &self.agent).await?;
+        self.started.lock().push(started);
+        Ok(())
+    }
+}
+
+/// Runs the steps that start the services of the job. Returns the services.
 pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
-    images: &Images<'_>,
+    images: &Images,
     agent: &AgentVolume,
-    log: &Arc<dyn Log>,
-    stop: &muster_steps::stop::StopToken,
+    facts: &JobFacts<'_>,
 ) -> Result<Vec<Service>, Failure> {
-    let mut started = Vec::new();
-    for service in &job.services {
-        print(&**log, &style::plain(&format!("Starting service {}...", service.title)));
-        let image = images.ensure(&service.container.image).await?;
-        fail_if_stopped(stop)?;
-        started.push(start_one(engine, job, service, &image, agent).await?);
-    }
+    let host = Arc::new(ServiceHost {
+        engine: engine.clone(),
+        job: job.clone(),
+        images: images.clone(),
+        agent: agent.clone(),
+        log: Arc::clone(&facts.log),
+        started: Mutex::default(),
+    });
+    *facts.service_host.lock() = Some(Arc::clone(&host));
+    let ran = facts.beside.run().await;
+    *facts.service_host.lock() = None;
+    ran?;
+    let started = std::mem::take(&mut *host.started.lock());
     Ok(started)
 }
 
 async fn start_one(
     engine: &Docker,
     job: &DockerContainer,
-    service: &ServiceSpec,
+    service: &ServiceContainer,
     image: &ResolvedImage,
     agent: &AgentVolume,
 ) -> Result<Service, Failure> {

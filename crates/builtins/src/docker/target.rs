@@ -325,7 +325,7 @@ impl OpenTarget for Container {
         })
     }
 
-    async fn nodes(&self) -> Vec<StepNode> {
+    async fn beside_nodes(&self) -> Vec<StepNode> {
         join_all(self.services.iter().map(|service| service.node(&self.engine))).await
     }
 

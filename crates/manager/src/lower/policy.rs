@@ -32,16 +32,16 @@ pub(super) fn check_builtins(steps: &[Step], policy: &StepPolicy) -> Result<(), 
     for step in steps.iter().filter(|step| !step.policy.by_operator) {
         let (builtin, inner) = match &step.call {
             // A rule that denies a built-in step denies what the operator puts in its place, too.
-            Call::Builtin { name, .. } | Call::Replaced { name, .. } => (Some(name), &[] as &[Step]),
-            Call::Delegate { name, steps, .. } => (Some(name), steps.as_slice()),
-            Call::Steps(steps) => (None, steps.as_slice()),
-            Call::Run(_) | Call::StepFile(_) => (None, &[] as &[Step]),
+            Call::Builtin { name, .. } | Call::Replaced { name, .. } => (Some(name), [&[] as &[Step], &[]]),
+            Call::Delegate { name, beside, steps, .. } => (Some(name), [beside.as_slice(), steps.as_slice()]),
+            Call::Steps(steps) => (None, [steps.as_slice(), &[]]),
+            Call::Run(_) | Call::StepFile(_) => (None, [&[] as &[Step], &[]]),
         };
         if let Some(name) = builtin {
             let reference = StepReference::Builtin { name: name.clone() };
             policy.check(&reference).map_err(|violation| refused(&step.name, &violation))?;
         }
-        check_builtins(inner, policy)?;
+        inner.into_iter().try_for_each(|steps| check_builtins(steps, policy))?;
     }
     Ok(())
 }

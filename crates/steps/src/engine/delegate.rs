@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! environment created -> log section ends -> Run -> log copied, result awaited -> job closed -> environment removed
+//!   (steps beside it run)
 //!                        cancel       --> Cancel
 //!                        stop, timeout --> Stop, then the environment is removed
 //! ```
@@ -14,15 +15,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use muster_agent_api::client::{self, AgentError, RunOptions};
-use muster_agent_api::plan;
 use muster_agent_api::result::{JobResult, StepNode, remove_calls};
 use muster_agent_api::step_runner::RunRequest;
 use muster_job::{TerminationCause, go_duration};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::beside::{Beside, complete};
 use super::policy::MAX_ATTEMPTS;
 use super::{Engine, Job, JobCancellation};
-use crate::builtin::{DelegateTarget, OpenTarget, Step};
+use crate::builtin::{DelegateTarget, Delegation, OpenTarget, Step};
 use crate::failure::Failure;
 use crate::log::Stream;
 use crate::stop::StopToken;
@@ -38,23 +39,24 @@ const CANCEL_RETRY_DELAY: Duration = Duration::from_secs(1);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<J: Job> Engine<J> {
-    /// Creates the environment of `target`, runs `steps` at its agent, and removes the environment. Adds the nodes of the steps to
+    /// Creates the environment of a step, runs the steps inside at its agent, and removes the environment. Adds the nodes of the steps to
     /// `nodes`.
     pub(super) async fn delegate(
         &self,
         step: &Step<J>,
-        target: &dyn DelegateTarget<J>,
-        steps: &[plan::Step],
+        delegation: &Delegation<J>,
         cancellation: &JobCancellation,
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
         let opening = cancellation.stop.child();
-        let opened = self.open_target(step, target, &opening);
+        let beside = Beside::new(self, &delegation.beside, &opening);
+        let opened = self.open_target(step, &*delegation.target, &beside, &opening);
         let target = opening.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, opened).await;
         self.job.log().end_lines();
         self.close_section(step.section_name(), &step.policy.title);
+        *nodes = beside.into_nodes();
         let target = target?;
-        let result = match self.job.delegate_request(target.project_dir(), steps) {
+        let result = match self.job.delegate_request(target.project_dir(), &delegation.steps) {
             Ok(request) => match self.job.wait_until_user_code_may_run(&cancellation.stop).await {
                 Ok(()) => self.run_at(&*target, &request, cancellation).await,
                 Err(failure) => Err(failure),
@@ -67,7 +69,7 @@ impl<J: Job> Engine<J> {
         {
             self.print(&style::error(&explanation));
         }
-        *nodes = target.nodes().await;
+        complete(nodes, target.beside_nodes().await);
         target.close().await;
         let result = result?;
         if let Some(usage) = &result.used {
@@ -90,12 +92,14 @@ impl<J: Job> Engine<J> {
         &self,
         step: &Step<J>,
         target: &dyn DelegateTarget<J>,
+        beside: &Beside<'_, J>,
         stop: &StopToken,
     ) -> Result<Box<dyn OpenTarget>, Failure> {
         let mut attempts_left = step.policy.attempts.clamp(1, MAX_ATTEMPTS);
         loop {
             attempts_left -= 1;
-            let message = match target.open(&self.job, stop).await {
+            beside.forget_nodes();
+            let message = match target.open(&self.job, beside, stop).await {
                 Err(Failure::System(message)) if attempts_left > 0 && stop.cause().is_none() => message,
                 opened => return opened,
             };

@@ -8,6 +8,7 @@
 //!          +-- timed out:  only cleanup
 //! ```
 
+mod beside;
 mod bundled;
 mod call;
 mod debug;
@@ -291,8 +292,10 @@ fn names<J>(steps: &[Step<J>]) -> Vec<String> {
     let mut found = Vec::new();
     for step in steps.iter().filter(|step| !step.is_idle() && !matches!(step.call, Call::StepFile(_))) {
         found.push(step.name.clone());
-        if let Call::Steps(inner) = &step.call {
-            found.extend(names(inner));
+        match &step.call {
+            Call::Steps(inner) => found.extend(names(inner)),
+            Call::Delegate(delegation) => found.extend(names(&delegation.beside)),
+            Call::Builtin(_) | Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => {}
         }
     }
     found

@@ -57,7 +57,7 @@ impl<J: Job> Engine<J> {
             )));
         }
         // The section of a delegating step has ended before its steps.
-        if !matches!(step.call, Call::Delegate(..)) {
+        if !matches!(step.call, Call::Delegate(_)) {
             self.close_section(step.section_name(), &step.policy.title);
         }
         (StepsResult { failure, nodes }, attempts)
@@ -79,7 +79,7 @@ impl<J: Job> Engine<J> {
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
         let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
         // The steps in an environment may be user code, so only the creation of the environment is repeated (invariant J2).
-        let attempts = if matches!(step.call, Call::Delegate(..)) { 1 } else { step.policy.attempts };
+        let attempts = if matches!(step.call, Call::Delegate(_)) { 1 } else { step.policy.attempts };
         let mut attempts = Attempts::new(attempts, self.retry_backoff);
         let result = {
             let work = async {
@@ -176,8 +176,8 @@ impl<J: Job> Engine<J> {
             *nodes = result.nodes;
             return result.failure.map_or(Ok(()), Err);
         }
-        if let Call::Delegate(target, steps) = &step.call {
-            return Box::pin(self.delegate(step, &**target, steps, cancellation, nodes)).await;
+        if let Call::Delegate(delegation) = &step.call {
+            return Box::pin(self.delegate(step, delegation, cancellation, nodes)).await;
         }
         let role = step.role();
         if let (Some(cause), false) = (stop.cause(), role == Role::Cleanup) {
@@ -214,7 +214,7 @@ impl<J: Job> Engine<J> {
                 }
                 Box::pin(replaced_steps::run(&mut user_steps, &step.name, replacement, offer, nodes)).await
             }
-            Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(Map::new()),
+            Call::Builtin(_) | Call::Delegate(_) | Call::Steps(_) => Ok(Map::new()),
         };
         user_steps.mask_nodes(nodes);
         if is_by_operator {

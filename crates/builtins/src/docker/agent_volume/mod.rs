@@ -62,7 +62,7 @@ struct Executable {
 }
 
 /// Volume with the agent's executable.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct AgentVolume {
     /// Name of the volume.
     pub(super) name: String,

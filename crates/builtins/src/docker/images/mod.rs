@@ -10,6 +10,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::Docker;
@@ -50,14 +51,18 @@ pub(crate) struct ResolvedImage {
     pub(crate) inspect: ImageInspect,
 }
 
-/// Images of one job. An image that the job has already used is not pulled again.
-pub(crate) struct Images<'a> {
-    engine: &'a Docker,
-    credentials: &'a [RegistryCredentials],
-    print: &'a (dyn Fn(&str) + Send + Sync),
-    stop: &'a StopToken,
+/// Receives the lines for the log, each with a line break at its end.
+pub(crate) type Print = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Images of one job. An image that the job has already used is not pulled again. Clones share which images were used.
+#[derive(Clone)]
+pub(crate) struct Images {
+    engine: Docker,
+    credentials: Arc<[RegistryCredentials]>,
+    print: Print,
+    stop: StopToken,
     /// IDs of the images that the job has used, by reference and platform.
-    used: Mutex<BTreeMap<(String, String), String>>,
+    used: Arc<Mutex<BTreeMap<(String, String), String>>>,
     /// Directories in which credential helpers are searched. `None` means `PATH` of the agent.
     helper_path: Option<OsString>,
     /// Returns the delay before the next attempt to pull an image.
@@ -125,16 +130,17 @@ impl ImageRequest {
     }
 }
 
-impl<'a> Images<'a> {
-    /// Returns the images of a job. `print` receives the lines for the log, each with a line break at its end.
-    pub(crate) fn new(
-        engine: &'a Docker,
-        credentials: &'a [RegistryCredentials],
-        print: &'a (dyn Fn(&str) + Send + Sync),
-        stop: &'a StopToken,
-    ) -> Self {
+impl Images {
+    /// Returns the images of a job. Stopping `stop` ends a pull.
+    pub(crate) fn new(engine: &Docker, credentials: &[RegistryCredentials], print: Print, stop: &StopToken) -> Self {
         let retry_delay = || rand::random_range(RETRY_DELAY);
-        Self { engine, credentials, print, stop, used: Mutex::default(), helper_path: None, retry_delay }
+        let (engine, credentials, stop) = (engine.clone(), credentials.into(), stop.clone());
+        Self { engine, credentials, print, stop, used: Arc::default(), helper_path: None, retry_delay }
+    }
+
+    /// Returns these images for a part of the job that another token stops.
+    pub(crate) fn stopped_by(&self, stop: &StopToken) -> Self {
+        Self { stop: stop.clone(), ..self.clone() }
     }
 
     /// Makes sure that the engine has an image, by the first pull policy that succeeds.
@@ -253,7 +259,7 @@ impl<'a> Images<'a> {
 
     /// Returns the credentials for the registry of an image. `None` means that the image is pulled without credentials.
     async fn login(&self, image: &Reference) -> Result<Option<Login>, ImageError> {
-        for entry in credentials::matching(self.credentials, image) {
+        for entry in credentials::matching(&self.credentials, image) {
             let found = async { Ok(credentials::login(entry, image, self.helper_path.as_ref()).await) };
             match self.unless_stopped(found).await? {
                 Ok(Some(login)) => {

@@ -18,7 +18,7 @@ const APP: &str = "group/app";
 struct Fixture {
     engine: Docker,
     registry: DockerRegistry,
-    lines: Mutex<String>,
+    lines: Arc<Mutex<String>>,
     stop: StopToken,
     _process: DockerEngine,
 }
@@ -51,7 +51,7 @@ impl Fixture {
             .tag_image(&format!("{name}:1"), Some(TagImageOptionsBuilder::new().repo(&name).tag("latest").build()))
             .await
             .unwrap();
-        let fixture = Self { engine, registry, lines: Mutex::default(), stop: StopToken::new(), _process: process };
+        let fixture = Self { engine, registry, lines: Arc::default(), stop: StopToken::new(), _process: process };
         for tag in ["1", "latest"] {
             let login = bollard::auth::DockerCredentials {
                 username: Some(REGISTRY_USER.to_owned()),
@@ -83,8 +83,7 @@ impl Fixture {
         specs: &[ImageSpec],
     ) -> Result<ResolvedImage, Failure> {
         self.lines.lock().clear();
-        let print = |line: &str| self.lines.lock().push_str(line);
-        let images = Images::new(&self.engine, credentials, &print, &self.stop);
+        let images = Images::new(&self.engine, credentials, print_to(&self.lines), &self.stop);
         let images = Images { helper_path, retry_delay: || Duration::from_millis(1), ..images };
         let mut result = Err(Failure::System("no image".to_owned()));
         for spec in specs {
@@ -239,8 +238,8 @@ async fn unreachable_registry_is_tried_three_times() {
     let Fixture { engine, registry, lines, stop, _process } = fixture;
     let host = registry.host().to_owned();
     drop(registry);
-    let print = |line: &str| lines.lock().push_str(line);
-    let images = Images { retry_delay: || Duration::from_millis(1), ..Images::new(&engine, &[], &print, &stop) };
+    let images = Images::new(&engine, &[], print_to(&lines), &stop);
+    let images = Images { retry_delay: || Duration::from_millis(1), ..images };
     let result = images.ensure(&spec(&name, &["always"])).await;
     assert_failure(result, FailureReason::RunnerExternalDependencyFailure, "connection refused");
     let log = lines.lock().replace(&host, "REGISTRY");
@@ -305,7 +304,7 @@ async fn podman_reports_the_same_failures() {
 async fn invalid_names_policies_and_platforms_are_rejected_without_the_engine() {
     let engine = connect_nowhere();
     let stop = StopToken::new();
-    let images = Images::new(&engine, &[], &|_| {}, &stop);
+    let images = Images::new(&engine, &[], Arc::new(|_| ()), &stop);
     for (spec, text) in [
         (spec("../containers/json", &[]), "is not a valid name of an image"),
         (spec("app", &["sometimes"]), "is not a valid pull policy"),
@@ -315,6 +314,12 @@ async fn invalid_names_policies_and_platforms_are_rejected_without_the_engine() 
     }
     let unreachable = images.ensure(&spec("app", &["if-not-present"])).await;
     assert_failure(unreachable, FailureReason::RunnerSystemFailure, "no valid answer from the container engine");
+}
+
+/// Returns a function that collects the lines of a log.
+fn print_to(lines: &Arc<Mutex<String>>) -> Print {
+    let lines = Arc::clone(lines);
+    Arc::new(move |line| lines.lock().push_str(line))
 }
 
 /// Returns a client of an engine that does not run.

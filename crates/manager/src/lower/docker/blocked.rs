@@ -1,6 +1,6 @@
 //! Addresses that the containers of a job must not reach (`blocked_addresses`).
 
-use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork};
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ServiceContainer};
 use muster_config::settings::{ContainerSettings, DockerSettings};
 use serde_json::{Value, json};
 
@@ -13,7 +13,11 @@ const NET_RAW: &str = "NET_RAW";
 ///
 /// # Errors
 /// [`LowerError`] if the addresses cannot be blocked with the settings of the runner. The job must not run without the block.
-pub(super) fn prepare(container: &mut DockerContainer, docker: &DockerSettings) -> Result<(), LowerError> {
+pub(super) fn prepare(
+    container: &mut DockerContainer,
+    services: &mut [ServiceContainer],
+    docker: &DockerSettings,
+) -> Result<(), LowerError> {
     if container.blocked_addresses.is_empty() {
         return Ok(());
     }
@@ -23,7 +27,7 @@ pub(super) fn prepare(container: &mut DockerContainer, docker: &DockerSettings) 
         return Err(conflict(&format!("`network_mode = \"{mode}\"`, a network that other programs use")));
     }
     drop_net_raw(&mut container.build, &docker.build)?;
-    container.services.iter_mut().try_for_each(|service| drop_net_raw(&mut service.container, &docker.service))
+    services.iter_mut().try_for_each(|service| drop_net_raw(&mut service.container, &docker.service))
 }
 
 /// Takes away the capability to send raw packets.

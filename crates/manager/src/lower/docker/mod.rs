@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! payload, [runners.docker] --names, images, host_config, volumes, services, credentials--> DockerContainer
-//! plan: [ docker/container [ prepare_script, get_sources, ..., cleanup_file_variables ] ]
+//! plan: [ docker/container beside [ docker/service, ... ], [ prepare_script, get_sources, ..., cleanup_file_variables ] ]
 //! ```
 //!
 //! The agent on the engine's machine creates the containers. The agent in the build container runs the steps inside.
@@ -22,7 +22,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{
-    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, Inputs, LogLine, PreparedPolicy,
+    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, LogLine, PreparedPolicy,
+    ServiceContainer,
 };
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::{DockerSettings, PreparedContainers, RunnerSettings};
@@ -32,7 +33,7 @@ use muster_runner_api::payload::JobPayload;
 use url::Url;
 
 use super::steps::JobParts;
-use super::{JobContext, LowerError, header, share};
+use super::{JobContext, LowerError, header, share, steps};
 use host_config::{ContainerFacts, host_config};
 use names::{Names, label};
 use volumes::Volumes;
@@ -202,25 +203,21 @@ pub(super) fn step(
     if let Some(problem) = docker.problems.first() {
         return Err(LowerError::configuration(problem));
     }
-    let mut container = container(parts, docker, warnings)?;
+    let (mut container, services) = containers(parts, docker, warnings)?;
     container.volumes.extend(mirror);
-    let call = Call::Delegate {
-        name: DockerContainer::BUILTIN.to_owned(),
-        // Inputs are plain data. If serialization failed nevertheless, the agent would reject the null and name the step.
-        inputs: serde_json::to_value(&container).unwrap_or_default(),
-        steps: inside,
-    };
-    let mut step = Step::new("docker", title, call);
+    let services = services.iter().map(|service| steps::services::step(&service.title, service));
+    let mut step = Step::new("docker", title, Call::delegate(&container, services.collect(), inside));
     "prepare_executor".clone_into(&mut step.policy.section);
     step.policy.attempts = PREPARE_ATTEMPTS;
     Ok(step)
 }
 
-fn container(
+/// Returns the inputs of the step that creates the containers of a job, and of the steps that start the services beside it.
+fn containers(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
     warnings: &mut Vec<String>,
-) -> Result<DockerContainer, LowerError> {
+) -> Result<(DockerContainer, Vec<ServiceContainer>), LowerError> {
     let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     let names = Names::of(payload, context);
     let image = payload.image.as_ref();
@@ -248,7 +245,7 @@ fn container(
     if let Some(policy) = &context.runner.steps.policy {
         host_config::apply_limits(&mut build.host_config, &policy.limits);
     }
-    let services = services::services(parts, docker, &names, warnings)?;
+    let mut services = services::services(parts, docker, &names, warnings)?;
     let images: Vec<&str> = services
         .iter()
         .map(|service| &service.container)
@@ -262,7 +259,7 @@ fn container(
         engine: engine(&context.runner, docker),
         labels: names::labels(payload, context, variables, &docker.container_labels)?,
         build,
-        services,
+        services: services.iter().map(|service| service.container.name.clone()).collect(),
         network: match own_network(payload, context, per_job) {
             Some(name) => DockerNetwork::PerJob { name, ipv6: docker.enable_ipv6, mtu: docker.network_mtu },
             None if docker.network_mode.is_empty() => DockerNetwork::Bridge,
@@ -280,8 +277,8 @@ fn container(
         blocked_addresses: docker.blocked_addresses.clone(),
         prepared: docker.prepared_containers.map(prepared_policy),
     };
-    blocked::prepare(&mut container, docker)?;
-    Ok(container)
+    blocked::prepare(&mut container, &mut services, docker)?;
+    Ok((container, services))
 }
 
 fn prepared_policy(settings: PreparedContainers) -> PreparedPolicy {

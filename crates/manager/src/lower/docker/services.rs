@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use muster_agent_api::builtin::{ContainerSpec, ServiceSpec};
+use muster_agent_api::builtin::{ContainerSpec, ServiceContainer};
 use muster_config::settings::{Device, DockerService, DockerSettings};
 use muster_job::Variable;
 use muster_runner_api::payload::{Image, JobPayload};
@@ -38,7 +38,7 @@ pub(super) fn services(
     docker: &DockerSettings,
     names: &Names,
     warnings: &mut Vec<String>,
-) -> Result<Vec<ServiceSpec>, LowerError> {
+) -> Result<Vec<ServiceContainer>, LowerError> {
     let requested = requested_services(parts.payload, docker, parts.variables);
     let count = u32::try_from(requested.len()).unwrap_or(u32::MAX);
     if let Some(limit) = docker.services_limit.filter(|limit| count > *limit) {
@@ -104,7 +104,7 @@ fn service_spec(
     service: &RequestedService<'_>,
     (index, aliases): (usize, Vec<String>),
     warnings: &mut Vec<String>,
-) -> Result<ServiceSpec, LowerError> {
+) -> Result<ServiceContainer, LowerError> {
     let (name, version) = split_image(&service.name);
     let separator = if version.starts_with('@') { "" } else { ":" };
     let image = images::image_spec(service.name.clone(), service.of_job, docker, parts.variables)?;
@@ -130,7 +130,7 @@ fn service_spec(
         host_config: host_config(&docker.service, &facts, &parts.context.docker)?,
         ..ContainerSpec::default()
     };
-    Ok(ServiceSpec { title: format!("{name}{separator}{version}"), container, aliases })
+    Ok(ServiceContainer { title: format!("{name}{separator}{version}"), container, aliases })
 }
 
 /// Returns the name of an image as a part of a container's name, as in gitlab-runner. Characters that engines do not accept become `_`.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_agent_api::builtin::HostService;
+use muster_agent_api::builtin::{HostService, Inputs};
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::{HostServiceSettings, RunnerSettings};
 use muster_job::{matches_pattern, milliseconds};
@@ -19,6 +19,11 @@ pub(in super::super) fn program<'a>(
 ) -> Option<&'a HostServiceSettings> {
     let image = variables.expand(&service.name);
     runner.steps.services.iter().find(|program| matches_pattern(&program.image, image.trim()))
+}
+
+/// Returns the step that starts a service.
+pub(in super::super) fn step<I: Inputs>(title: &str, inputs: &I) -> Step {
+    Step::new(&format!("service {title}"), "", Call::builtin(inputs))
 }
 
 /// Returns the steps that start the job's services. As with containers, a service that does not start causes only a warning.
@@ -39,7 +44,7 @@ pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
             port: program.port,
             timeout_ms: milliseconds(program.timeout),
         };
-        let mut step = Step::new(&format!("service {title}"), "", Call::builtin(&inputs));
+        let mut step = step(&title, &inputs);
         step.policy.allow_failure = true;
         steps.push(step);
     }

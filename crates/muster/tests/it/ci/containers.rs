@@ -37,6 +37,40 @@ fn job_with_an_image_runs_in_a_container_and_all_others_on_this_machine() {
 }
 
 #[test]
+fn services_are_steps_of_the_result_before_the_steps_of_the_job() {
+    let Some(engine) = engine() else { return };
+    let service = |command: &str| {
+        format!(
+            "{{name: {IMAGE}, alias: db, variables: {{HEALTHCHECK_TCP_PORT: 8080}}, command: [sh, -c, '{command}']}}"
+        )
+    };
+    let project = Project::new(&format!(
+        "job:\n  image: {IMAGE}\n  variables: {{GIT_STRATEGY: empty}}\n  services:\n    - {}\n    - {}\n  script: [echo ran]\n",
+        service("exec httpd -f -p 8080"),
+        service("echo no disk; exit 3")
+    ));
+    ci(&project, &engine, &["run", "--log", "all"]).code(0).prints("Starting service").prints("ran");
+    let shown = ci(&project, &engine, &["show", "last", "job", "--results"]).code(0);
+    let tree: serde_json::Value = serde_json::from_str(&shown.out).unwrap();
+    let steps = &tree["steps"][0]["steps"];
+    for (index, status) in ["success", "failure"].iter().enumerate() {
+        let step = &steps[index];
+        assert_eq!(
+            (&step["name"], &step["status"]),
+            (&format!("service {IMAGE}").into(), &(*status).into()),
+            "{tree:#}"
+        );
+        let call = &step["call"];
+        assert_eq!((&call["step"], &call["inputs"]["image"]), (&"builtin:docker/service".into(), &IMAGE.into()));
+        assert!(call["inputs"]["aliases"].as_array().unwrap().contains(&"db".into()), "{call:#}");
+    }
+    assert_eq!(steps[1]["exit_code"], 3, "{tree:#}");
+    assert!(steps[1]["message"].as_str().unwrap().contains("no disk"), "{tree:#}");
+    let script = steps.as_array().unwrap().iter().position(|step| step["name"] == "step_script");
+    assert!(script.is_some_and(|position| position > 1), "{tree:#}");
+}
+
+#[test]
 fn only_the_volumes_of_caches_are_kept_after_a_run() {
     let Some(engine) = engine() else { return };
     let project = Project::new(&format!(

@@ -7,9 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use muster_agent_api::builtin::{
-    ContainerSpec, DockerContainer, DockerEngine, DockerVolume, ImageSpec, Inputs as _, Script,
-};
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerEngine, DockerVolume, ImageSpec, Script};
 use muster_agent_api::client::{self, AgentConnection, AgentError, Reach};
 use muster_agent_api::plan::{Call, JobPlan, Step, job_steps};
 use muster_agent_api::result::{JobResult, Outcome};
@@ -23,6 +21,8 @@ use crate::process::until;
 
 /// Image of the tests: busybox.
 pub(crate) const IMAGE: &str = "muster-test/busybox:1";
+/// Title of the step that creates the container.
+const TITLE: &str = "Preparing the \"docker\" executor";
 /// ID of the job of a test.
 const ID: &str = "1-1";
 /// Timeout that no job of these tests reaches, even on a busy machine.
@@ -100,6 +100,21 @@ impl Host {
         self.finish().await
     }
 
+    /// Runs steps in the container to their end, with the steps `beside` the container. The containers are created in two attempts. Returns the
+    /// log and the result.
+    pub(crate) async fn run_beside(
+        &self,
+        job: &DockerContainer,
+        beside: Vec<Step>,
+        steps: Vec<Step>,
+    ) -> (String, JobResult) {
+        let environment = Call::delegate(&self.with_engine(job), beside, steps);
+        let mut step = Step::new("prepare_executor", TITLE, environment);
+        step.policy.attempts = 2;
+        self.start_step(step, Duration::ZERO).await;
+        self.finish().await
+    }
+
     /// Starts a job whose steps run in the container.
     pub(crate) async fn start_job(&self, job: &DockerContainer, steps: Vec<Step>) {
         self.start_job_with(job, steps, Duration::ZERO).await;
@@ -107,14 +122,21 @@ impl Host {
 
     /// Starts a job with this timeout, whose steps run in the container.
     pub(crate) async fn start_job_with(&self, job: &DockerContainer, steps: Vec<Step>, timeout: Duration) {
-        let mut job = job.clone();
-        job.engine = DockerEngine { host: self.docker.url(), ..DockerEngine::default() };
-        let inputs = serde_json::to_value(&job).unwrap();
-        let inside = Call::Delegate { name: DockerContainer::BUILTIN.to_owned(), inputs, steps };
+        let environment = Call::delegate(&self.with_engine(job), Vec::new(), steps);
+        self.start_step(Step::new("prepare_executor", TITLE, environment), timeout).await;
+    }
+
+    /// Returns the job with the engine of this test.
+    fn with_engine(&self, job: &DockerContainer) -> DockerContainer {
+        let engine = DockerEngine { host: self.docker.url(), ..DockerEngine::default() };
+        DockerContainer { engine, ..job.clone() }
+    }
+
+    async fn start_step(&self, step: Step, timeout: Duration) {
         let plan = JobPlan {
             project_dir: self.dir.path().join("builds/p").to_string_lossy().into_owned(),
             builds_dir: self.dir.path().join("builds").to_string_lossy().into_owned(),
-            steps: vec![Step::new("prepare_executor", "Preparing the \"docker\" executor", inside)],
+            steps: vec![step],
             grace_ms: 300,
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap(),
             ..JobPlan::default()

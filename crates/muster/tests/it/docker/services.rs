@@ -1,34 +1,44 @@
 //! Services beside the build container, on the default bridge and on other networks.
 
-use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ImageSpec, ServiceSpec};
-use muster_agent_api::result::{Outcome, StepStatus};
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ImageSpec, ServiceContainer};
+use muster_agent_api::plan::{Call, Step};
+use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 
 use super::harness::{Host, IMAGE, failed, job, script};
 
 /// Serves files on port 8080.
 const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
+/// Image of the services. It exposes the port 8080.
+const SERVICE_IMAGE: &str = "muster-test/service:1";
 
-/// Returns a job with a service that runs this command, and whose image exposes the port 8080.
-fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
-    const SERVICE_IMAGE: &str = "muster-test/service:1";
+/// Returns a job without services that waits until its services are up, and a service for it that runs this command.
+fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
     assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
-    let mut job = job(name);
-    job.services.push(ServiceSpec {
-        title: "muster-test/service:1".to_owned(),
-        container: ContainerSpec {
-            name: format!("{name}-service-0"),
-            image: ImageSpec {
-                name: SERVICE_IMAGE.to_owned(),
-                pull_policies: vec!["never".to_owned()],
-                ..ImageSpec::default()
-            },
-            command: Some(["/bin/sh", "-c", command].map(str::to_owned).to_vec()),
-            ..ContainerSpec::default()
-        },
-        aliases: vec!["web".to_owned(), "muster-test-service".to_owned()],
-    });
-    job.service_timeout_ms = 30_000;
-    job
+    let image =
+        ImageSpec { name: SERVICE_IMAGE.to_owned(), pull_policies: vec!["never".to_owned()], ..ImageSpec::default() };
+    let container = ContainerSpec {
+        name: format!("{name}-service-0"),
+        image,
+        command: Some(["/bin/sh", "-c", command].map(str::to_owned).to_vec()),
+        ..ContainerSpec::default()
+    };
+    let aliases = vec!["web".to_owned(), "muster-test-service".to_owned()];
+    let service = ServiceContainer { title: SERVICE_IMAGE.to_owned(), container, aliases };
+    (DockerContainer { service_timeout_ms: 30_000, ..job(name) }, service)
+}
+
+fn step(service: &ServiceContainer) -> Step {
+    Step::new(&format!("service {}", service.title), "", Call::builtin(service))
+}
+
+/// Runs a script in a job with a service.
+async fn run(
+    host: &Host,
+    (job, service): &(DockerContainer, ServiceContainer),
+    commands: &[&str],
+) -> (String, JobResult) {
+    let job = DockerContainer { services: vec![service.container.name.clone()], ..job.clone() };
+    host.run_beside(&job, vec![step(service)], vec![script(commands)]).await
 }
 
 #[tokio::test]
@@ -37,11 +47,69 @@ async fn name_of_a_service_cannot_address_another_container() {
     let body = format!(r#"{{"Image":"{IMAGE}","Cmd":["/bin/true"]}}"#);
     let created = host.docker.call("POST", "/containers/create?name=bystander", body.as_bytes());
     assert_eq!(created.0, 201, "{}", created.1);
-    let mut job = with_service(&host, "hostile", SERVER);
-    job.services[0].container.name = r"hostile\..\bystander?-0".to_owned();
-    let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
+    let (job, mut service) = with_service(&host, "hostile", SERVER);
+    service.container.name = r"hostile\..\bystander?-0".to_owned();
+    let (log, result) = run(&host, &(job.clone(), service.clone()), &["echo never"]).await;
     assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    host.close().await;
+    // The cleanup of this job would not know the container.
+    let (log, result) = host.run_beside(&job, vec![step(&service)], vec![script(&["echo never"])]).await;
+    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    assert!(log.contains("is not listed in `services` of builtin://docker/container"), "{log}");
     assert_eq!(host.docker.call("DELETE", "/containers/bystander", &[]).0, 204, "the container was removed by the job");
+}
+
+#[tokio::test]
+async fn service_is_a_step_with_its_own_policy_and_result() {
+    let Some(host) = Host::start().await else { return };
+    let (mut job, web) = with_service(&host, "policies", SERVER);
+    let mut missing = ServiceContainer { title: "missing:1".to_owned(), ..web.clone() };
+    (missing.container.name, missing.container.image.name) = ("policies-missing".to_owned(), "missing:1".to_owned());
+    job.services = vec![missing.container.name.clone(), web.container.name.clone()];
+    let mut optional = step(&missing);
+    optional.policy.allow_failure = true;
+    let (log, result) = host.run_beside(&job, vec![optional, step(&web)], vec![script(&[FETCH])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("WARNING: service missing:1 failed, but the job continues: failed to pull image"), "{log}");
+    assert!(log.contains("served\nserved\n"), "{log}");
+    let states = |result: &JobResult| -> Vec<_> {
+        result.tree.steps[0].steps.iter().map(|step| (step.name.clone(), step.status)).collect()
+    };
+    let names = ["service missing:1", "service muster-test/service:1", "step_script"].map(str::to_owned);
+    let expected = [StepStatus::Failure, StepStatus::Success, StepStatus::Success];
+    assert_eq!(states(&result), names.clone().into_iter().zip(expected).collect::<Vec<_>>());
+    host.close().await;
+    let required = vec![step(&missing), step(&web)];
+    let (log, result) = host.run_beside(&job, required, vec![script(&["echo never"])]).await;
+    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    assert!(!log.contains("Starting service muster-test/service:1"), "{log}");
+    let expected = [StepStatus::Failure, StepStatus::Skipped];
+    assert_eq!(states(&result), names.into_iter().zip(expected).collect::<Vec<_>>());
+    host.until_no_objects("policies").await;
+}
+
+#[tokio::test]
+async fn containers_are_created_again_if_a_service_cannot_start() {
+    let Some(host) = Host::start().await else { return };
+    let mut job = with_service(&host, "broken", SERVER);
+    job.1.container.command = Some(vec!["/does/not/exist".to_owned()]);
+    let (log, result) = run(&host, &job, &["echo never"]).await;
+    assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+    let failures = log.matches("failed to start the service muster-test/service:1").count();
+    assert_eq!((log.matches("Preparation failed: ").count(), failures), (1, 2), "{log}");
+    assert_eq!(log.matches("Starting service muster-test/service:1...").count(), 2, "{log}");
+    let nodes = &result.tree.steps[0].steps;
+    assert_eq!((nodes.len(), nodes[0].status), (1, StepStatus::Failure), "{nodes:?}");
+    host.until_no_objects("broken").await;
+}
+
+#[tokio::test]
+async fn service_starts_only_while_containers_are_created() {
+    let Some(host) = Host::start().await else { return };
+    let (job, service) = with_service(&host, "late", SERVER);
+    let (log, result) = host.run(&job, vec![step(&service)]).await;
+    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    assert!(log.contains("can only start beside the step builtin://docker/container"), "{log}");
 }
 
 const FETCH: &str = "wget -q -O - http://web:8080/; wget -q -O - http://muster-test-service:8080/";
@@ -54,8 +122,8 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
     assert_eq!(host.docker.call("POST", "/networks/create", shared).0, 201);
     for network in [DockerNetwork::Bridge, per_job, DockerNetwork::Mode("shared".to_owned())] {
         let mut job = with_service(&host, "net", SERVER);
-        job.network = network;
-        let (log, result) = host.run(&job, vec![script(&[FETCH])]).await;
+        job.0.network = network;
+        let (log, result) = run(&host, &job, &[FETCH]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("Starting service muster-test/service:1..."), "{log}");
         assert!(log.contains("Waiting for services to be up and running (timeout 30 seconds)..."), "{log}");
@@ -72,7 +140,7 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
 async fn service_that_exits_is_a_warning_with_its_output() {
     for host in Host::start_on_each_engine().await {
         let job = with_service(&host, "exiting", "echo no database here; exit 3");
-        let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
+        let (log, result) = run(&host, &job, &["echo runs"]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(
             log.contains("*** WARNING:\u{1b}[0;m Service exiting-service-0 probably didn't start properly.\n"),
@@ -93,7 +161,7 @@ async fn warning_has_the_end_of_a_long_output_and_a_note_about_the_rest() {
     for host in Host::start_on_each_engine().await {
         let print = "i=0; while [ $i -lt 3000 ]; do echo \"line $i of a service that prints much before it fails\"; i=$((i + 1)); done; \
                      echo the reason; exit 3";
-        let (log, result) = host.run(&with_service(&host, "talkative", print), vec![script(&["echo runs"])]).await;
+        let (log, result) = run(&host, &with_service(&host, "talkative", print), &["echo runs"]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("prints much before it fails\nthe reason\n\n\u{1b}[0;33m*********"), "{log}");
         let notice = "Service container logs:\n[earlier output is left out: only the last 64 KiB or 1000 lines are shown]\nline ";
@@ -110,13 +178,13 @@ const SHOW_BLOCK: &str = "set +e; grep -q '070200C0.*0205' /proc/net/route && ec
 #[tokio::test]
 async fn blocked_addresses_are_unreachable_on_every_engine() {
     for host in Host::start_on_each_engine().await {
-        let mut job = with_service(&host, "blocked", SHOW_BLOCK);
+        let (mut job, mut service) = with_service(&host, "blocked", SHOW_BLOCK);
         job.log_services = true;
         job.blocked_addresses = ["192.0.2.7", "2001:db8::7"].map(|address| address.parse().unwrap()).to_vec();
         let drop_raw_packets = serde_json::json!(["NET_RAW"]);
         job.build.host_config.insert("CapDrop".to_owned(), drop_raw_packets.clone());
-        job.services[0].container.host_config.insert("CapDrop".to_owned(), drop_raw_packets);
-        let (log, result) = host.run(&job, vec![script(&[SHOW_BLOCK])]).await;
+        service.container.host_config.insert("CapDrop".to_owned(), drop_raw_packets);
+        let (log, result) = run(&host, &(job, service), &[SHOW_BLOCK]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         for address in ["IPv4 is blocked\n", "IPv6 is blocked\n"] {
             assert!(log.contains(&format!("\n{address}")), "{address}: {log}");
@@ -148,8 +216,8 @@ async fn blocked_name_server_is_an_error_with_the_remedy() {
 async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
     let Some(host) = Host::start().await else { return };
     let mut job = with_service(&host, "silent", "sleep 600");
-    job.service_timeout_ms = 500;
-    let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
+    job.0.service_timeout_ms = 500;
+    let (log, result) = run(&host, &job, &["echo runs"]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("Health check error:\nservice \"silent-service-0\" timeout\n"), "{log}");
     assert!(log.contains("Health check container logs:\nwaiting for a connection to 172."), "{log}");
@@ -160,8 +228,8 @@ async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
 async fn output_of_services_is_in_the_log_with_log_services() {
     let Some(host) = Host::start().await else { return };
     let mut job = with_service(&host, "debugged", SERVER);
-    job.log_services = true;
-    let (log, result) = host.run(&job, vec![script(&[FETCH])]).await;
+    job.0.log_services = true;
+    let (log, result) = run(&host, &job, &[FETCH]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let line = log.lines().find(|line| line.contains("serving")).unwrap();
     assert!(line.starts_with("\u{1b}[0;37m[service:web-muster-test-service] 20"), "{line:?}");

@@ -1,23 +1,25 @@
 //! Tests of the host configuration of containers, of services and of the network.
 
+use muster_job::{PolicyRule, StepPolicy};
+
 use super::*;
 
 #[test]
 fn privileged_needs_setting_and_is_limited_by_patterns() {
     let both = |docker: &mut DockerSettings| (docker.build.privileged, docker.service.privileged) = (true, true);
-    let privileged = |container: DockerContainer| {
+    let privileged = |(container, job): (DockerContainer, LoweredJob)| {
         let of = |spec: &ContainerSpec| spec.host_config.contains_key("Privileged");
-        (of(&container.build), of(&container.services[0].container))
+        (of(&container.build), of(&services_of(&job)[0].container))
     };
     let more = json!({ "image": { "name": "builder:1" }, "services": [{ "name": "docker:dind" }] });
-    assert_eq!(privileged(container(|_| (), more.clone())), (false, false));
-    assert_eq!(privileged(container(both, more.clone())), (true, true));
+    assert_eq!(privileged(lowered(|_| (), more.clone())), (false, false));
+    assert_eq!(privileged(lowered(both, more.clone())), (true, true));
     let limited = |docker: &mut DockerSettings| {
         both(docker);
         docker.allowed_privileged_images = texts(&["other:*"]);
         docker.allowed_privileged_services = texts(&["docker:*dind"]);
     };
-    assert_eq!(privileged(container(limited, more)), (false, true));
+    assert_eq!(privileged(lowered(limited, more)), (false, true));
 }
 
 #[test]
@@ -95,7 +97,10 @@ fn services_of_runner_come_first_and_have_aliases() {
         ],
     });
     let (container, job) = lowered(change, more);
-    insta::assert_json_snapshot!(container.services, { "[].container.env" => insta::dynamic_redaction(|list, _| {
+    let services = services_of(&job);
+    let names: Vec<_> = services.iter().map(|service| service.container.name.as_str()).collect();
+    assert_eq!(container.services, names);
+    insta::assert_json_snapshot!(services, { "[].container.env" => insta::dynamic_redaction(|list, _| {
         let own = ["PASS=", "GITLAB_USER=", "CERT=", "DB=", "RAW=", "SECRET="];
         let list = list.as_slice().unwrap_or_default().iter().filter_map(|entry| entry.as_str().map(str::to_owned));
         list.filter(|entry| own.iter().any(|name| entry.starts_with(name))).collect::<Vec<_>>().join(" ")
@@ -106,10 +111,26 @@ fn services_of_runner_come_first_and_have_aliases() {
 }
 
 #[test]
+fn service_is_a_step_beside_the_container_that_the_policy_can_deny() {
+    let more = json!({ "services": [{ "name": "postgres:16" }, { "name": "redis:7" }] });
+    let job = lower(&payload(more.clone()), &with(|_| ())).unwrap();
+    let Call::Delegate { beside, steps, .. } = &job.plan.steps[0].call else { panic!("{job:?}") };
+    let names: Vec<_> = beside.iter().map(|step| step.name.as_str()).collect();
+    assert_eq!(names, ["service postgres:16", "service redis:7"]);
+    assert!(steps.iter().all(|step| !step.name.starts_with("service ")), "{steps:?}");
+    let mut denied = with(|_| ());
+    let rule = PolicyRule { pattern: "builtin:docker/service".to_owned(), ..PolicyRule::default() };
+    let policy = StepPolicy { rules: vec![rule], ..StepPolicy::default() };
+    Arc::make_mut(&mut denied.runner).steps.policy = Some(policy);
+    let error = lower(&payload(more), &denied).unwrap_err().to_string();
+    assert!(error.starts_with("step \"service postgres:16\": "), "{error}");
+    lower(&payload(json!({})), &denied).unwrap();
+}
+
+#[test]
 fn name_of_a_service_has_only_characters_that_engines_accept() {
     let more = json!({ "services": [{ "name": "registry:5000/a/b:1" }, { "name": r"x\..\victim?" }] });
-    let container = container(|_| (), more);
-    let names: Vec<_> = container.services.iter().map(|service| service.container.name.as_str()).collect();
+    let names = container(|_| (), more).services;
     assert!(names[0].ends_with("-registry__a__b-0"), "{names:?}");
     assert!(names[1].ends_with("-x_.._victim_-1"), "{names:?}");
 }
@@ -119,7 +140,7 @@ fn number_of_services_is_limited() {
     let more = json!({ "services": [{ "name": "a" }, { "name": "b" }] });
     let error = refused(|docker| docker.services_limit = Some(1), more.clone());
     assert_eq!(error, "runner_configuration_error: too many services requested: 2, only 1 allowed");
-    assert_eq!(container(|docker| docker.services_limit = Some(2), more).services.len(), 2);
+    assert_eq!(services(|docker| docker.services_limit = Some(2), more).len(), 2);
 }
 
 #[test]
@@ -145,7 +166,7 @@ fn slot_cgroups_are_parents_of_containers() {
         let job = lower(&payload(json!({ "services": [{ "name": "a" }] })), context).unwrap();
         let container = inside(&job).0;
         let parent = |spec: &ContainerSpec| spec.host_config.get("CgroupParent").cloned().unwrap_or_default();
-        [parent(&container.build), parent(&container.services[0].container)]
+        [parent(&container.build), parent(&services_of(&job)[0].container)]
     };
     assert_eq!(parents(&context), [json!("configured"), Value::Null]);
     context.share = Some(share(3));
@@ -175,9 +196,9 @@ fn environment_omits_oversized_and_invalid_variables() {
 #[test]
 fn blocked_addresses_take_away_raw_packets_and_are_refused_if_the_container_could_undo_them() {
     let block = |docker: &mut DockerSettings| docker.blocked_addresses = vec!["169.254.169.254".parse().unwrap()];
-    let found = container(block, json!({ "services": [{ "name": "redis:7" }] }));
+    let (found, job) = lowered(block, json!({ "services": [{ "name": "redis:7" }] }));
     assert_eq!(found.blocked_addresses.len(), 1);
-    for spec in [&found.build, &found.services[0].container] {
+    for spec in [&found.build, &services_of(&job)[0].container] {
         assert_eq!(spec.host_config["CapDrop"], json!(["NET_RAW"]), "{}", spec.name);
     }
     let cases: [&dyn Fn(&mut DockerSettings); 6] = [

@@ -22,14 +22,14 @@ fn images_that_the_runner_does_not_allow_are_refused() {
         assert_eq!(container(allow, image(allowed)).build.image.name, allowed);
     }
     insta::assert_snapshot!(refused(allow, image("group/ruby:3")));
-    let services = |docker: &mut DockerSettings| {
+    let allowed = |docker: &mut DockerSettings| {
         docker.allowed_services = texts(&["postgres:*"]);
         docker.services = vec![DockerService { name: "redis:7".to_owned(), ..DockerService::default() }];
     };
     let service = |name: &str| json!({ "services": [{ "name": name }] });
-    assert_eq!(container(services, service("postgres:16")).services.len(), 2);
-    assert_eq!(container(services, service("redis:7")).services.len(), 2, "the runner's own services are allowed");
-    insta::assert_snapshot!(refused(services, service("mysql")));
+    assert_eq!(services(allowed, service("postgres:16")).len(), 2);
+    assert_eq!(services(allowed, service("redis:7")).len(), 2, "the runner's own services are allowed");
+    insta::assert_snapshot!(refused(allowed, service("mysql")));
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn platform_and_user_of_the_job_are_used() {
         "variables": [{ "key": "ARCH", "value": "arm64" }],
         "services": [{ "name": "b", "executor_opts": { "docker": { "user": "postgres" } } }],
     });
-    let container = container(|_| (), more);
+    let (container, job) = lowered(|_| (), more);
     assert_eq!((container.build.image.platform.as_str(), container.build.user.as_str()), ("linux/arm64", "1000:1000"));
-    assert_eq!(container.services[0].container.user, "postgres");
+    assert_eq!(services_of(&job)[0].container.user, "postgres");
 }
 
 #[test]
@@ -86,12 +86,12 @@ fn entrypoint_of_job_can_be_disabled() {
         "image": { "name": "a", "entrypoint": [""] },
         "services": [{ "name": "b", "entrypoint": ["/start"], "command": ["run", "$X"] }],
     });
-    let (container, _) = lowered(|_| (), more.clone());
+    let (container, job) = lowered(|_| (), more.clone());
     assert_eq!(container.build.entrypoint, Some(texts(&[""])));
-    let service = &container.services[0].container;
+    let service = &services_of(&job)[0].container;
     assert_eq!((&service.entrypoint, &service.command), (&Some(texts(&["/start"])), &Some(texts(&["run", "$X"]))));
     let (container, job) = lowered(|docker| docker.disable_entrypoint_overwrite = true, more);
-    assert_eq!((container.build.entrypoint, &container.services[0].container.entrypoint), (None, &None));
+    assert_eq!((container.build.entrypoint, &services_of(&job)[0].container.entrypoint), (None, &None));
     assert_eq!(job.plan.warnings, ["Entrypoint override disabled", "Entrypoint override disabled"]);
 }
 

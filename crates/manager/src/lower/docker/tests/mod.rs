@@ -51,9 +51,15 @@ fn share(slot: u32) -> SlotShare {
 /// Returns the inputs of the docker step and the steps inside it.
 fn inside(job: &LoweredJob) -> (DockerContainer, Vec<Step>) {
     let [step] = job.plan.steps.as_slice() else { panic!("{:?}", job.plan.steps) };
-    let Call::Delegate { name, inputs, steps } = &step.call else { panic!("{step:?}") };
+    let Call::Delegate { name, inputs, steps, .. } = &step.call else { panic!("{step:?}") };
     assert_eq!(name, "docker/container");
     (serde_json::from_value(inputs.clone()).unwrap(), steps.clone())
+}
+
+/// Returns the inputs of the steps that start the services of a job.
+fn services_of(job: &LoweredJob) -> Vec<ServiceContainer> {
+    let [Step { call: Call::Delegate { beside, .. }, .. }] = job.plan.steps.as_slice() else { panic!("{job:?}") };
+    beside.iter().map(|step| step.call.inputs().unwrap()).collect()
 }
 
 fn lowered(change: impl FnOnce(&mut DockerSettings), more: Value) -> (DockerContainer, LoweredJob) {
@@ -63,6 +69,10 @@ fn lowered(change: impl FnOnce(&mut DockerSettings), more: Value) -> (DockerCont
 
 fn container(change: impl FnOnce(&mut DockerSettings), more: Value) -> DockerContainer {
     lowered(change, more).0
+}
+
+fn services(change: impl FnOnce(&mut DockerSettings), more: Value) -> Vec<ServiceContainer> {
+    services_of(&lowered(change, more).1)
 }
 
 /// Returns the error of a payload that cannot be lowered, with the lines before it.

@@ -115,3 +115,27 @@ async fn job_with_a_disallowed_image_fails_with_the_messages_of_gitlab_runner() 
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn services_are_steps_that_the_step_policy_can_deny() {
+    let harness = Harness::start(1).await;
+    let policy = harness.home.path("policy.toml");
+    std::fs::write(&policy, "[[rules]]\ndeny = \"builtin:docker/service\"\nreason = \"no services\"\n").unwrap();
+    let settings = format!("[runners.steps]\npolicy = \"{}\"\n", policy.display());
+    let Some(engine) = harness.configure_docker(&settings) else { return };
+    let run = harness.run();
+    let image = json!({ "name": IMAGE });
+    harness.push_container(1, &["echo runs"], &json!({ "image": image, "services": [image] }));
+    let refused = harness.wait_for_end(0, 1).await;
+    let text = refused.text();
+    let step = format!("step \"service {IMAGE}\": the step policy of the runner does not allow builtin:docker/service");
+    assert!(text.contains(&step) && text.contains("policy.toml:1 (no services)"), "{text}");
+    assert!(!text.contains("Starting service") && !text.contains("\nruns\n"), "{text}");
+    assert_eq!(refused.updates.last().unwrap().failure_reason.as_deref(), Some("runner_configuration_error"), "{text}");
+    assert_eq!(objects_left(engine), "");
+    harness.push_container(2, &["echo runs"], &json!({ "image": image }));
+    let job = harness.wait_for_end(0, 2).await;
+    assert!(job.text().contains("\nruns\n") && job.text().contains("Job succeeded"), "{}", job.text());
+    run.signal(Signal::QUIT);
+    assert_eq!(run.wait_for_exit_code().await, 0);
+}
