@@ -134,6 +134,9 @@ pub struct JobPlan {
     /// Rules and limits for the steps that the author of the job wrote. `None` means that there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_policy: Option<StepPolicy>,
+    /// Built-in steps, without `builtin://`, that lists of steps must not call, because the operator has a step in their place or before them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reserved_builtins: Vec<String>,
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,

@@ -4,6 +4,7 @@
 
 mod artifacts;
 mod caches;
+mod callable_steps;
 mod checkout;
 mod chunk_caches;
 mod conformance;

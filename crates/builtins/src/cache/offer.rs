@@ -20,7 +20,7 @@ pub(super) fn restore(step: &CacheRestore) -> Offer {
         for key in keys {
             let url = entry.objects.get(key).map(|object| object.download.expose()).filter(|url| !url.is_empty());
             if let Some(url) = url {
-                sensitive.push(url.to_owned());
+                sensitive.extend(secrets_of(url));
                 downloads.push(json!({ "key": key, "url": url }));
             }
         }
@@ -38,9 +38,7 @@ pub(super) fn save(step: &CacheSave) -> Offer {
         let mut cache = cache_fields(entry);
         let object = entry.objects.get(&entry.key);
         let url = object.map(|object| object.upload.expose()).unwrap_or_default();
-        if !url.is_empty() {
-            sensitive.push(url.to_owned());
-        }
+        sensitive.extend(secrets_of(url));
         let headers = object.map(|object| object.upload_headers.iter().cloned().collect::<BTreeMap<_, _>>());
         cache.extend(map([
             ("upload_url", json!(url)),
@@ -51,6 +49,12 @@ pub(super) fn save(step: &CacheSave) -> Offer {
     };
     let caches = step.caches.iter().map(cache).collect();
     Offer { inputs: map([("caches", caches)]), sensitive }
+}
+
+/// Returns the texts to mask of a signed URL: the URL, and its query, which programs print without the rest. Empty for an empty URL.
+fn secrets_of(url: &str) -> Vec<String> {
+    let query = url.split_once('?').map(|(_, query)| query);
+    [Some(url), query].into_iter().flatten().filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
 /// Returns the fields of a cache that both of its steps have.

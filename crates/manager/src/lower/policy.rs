@@ -19,7 +19,7 @@ pub(super) fn check_run_list(payload: &JobPayload, policy: &StepPolicy) -> Resul
     for entry in list.iter().filter_map(Value::as_array).flatten() {
         let Some(step) = reference(entry) else { continue };
         let name = entry.get("name").and_then(Value::as_str).unwrap_or_default();
-        policy.check(&step).map_err(|violation| refused(name, &violation))?;
+        policy.check_call(&step).map_err(|violation| refused(name, &violation))?;
     }
     Ok(())
 }

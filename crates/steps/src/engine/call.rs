@@ -181,7 +181,7 @@ impl UserSteps<'_> {
     /// Returns the limits of the rule that allows the step, with the position of the rule.
     pub(super) fn check_policy(&self, step: &StepReference) -> Result<Option<RuleLimits<'_>>, StepError> {
         let Some(policy) = self.policy else { return Ok(None) };
-        policy.check(step).map_err(|violation| StepError::Refused(Box::new(violation)))?;
+        policy.check_call(step).map_err(|violation| StepError::Refused(Box::new(violation)))?;
         Ok(policy.limits_of(step))
     }
 

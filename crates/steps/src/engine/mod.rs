@@ -125,7 +125,7 @@ pub trait Job: Send + Sync + 'static {
     }
 
     /// Returns the port to the steps that come with the agent and that lists of steps may call. `None` means that there are none.
-    fn bundled_steps(&self) -> Option<Arc<dyn BundledSteps>> {
+    fn bundled_steps(self: &Arc<Self>) -> Option<Arc<dyn BundledSteps>> {
         None
     }
 

@@ -192,7 +192,7 @@ impl<J: Job> Engine<J> {
         self.job.wait_until_user_code_may_run(stop).await?;
         let is_step_file = matches!(step.call, Call::StepFile(_));
         let mut user_steps =
-            UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
+            UserSteps::new(&self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
         let is_by_operator = step.is_by_operator();
         user_steps.policy = self.job.step_policy().filter(|_| !is_by_operator);
         // The lock file in the job's repository does not apply to steps of the operator.

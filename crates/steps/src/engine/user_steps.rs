@@ -251,7 +251,7 @@ impl<'a> UserSteps<'a> {
     ///
     /// # Errors
     /// A setting is invalid.
-    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken, is_step_file: bool) -> Result<Self, SettingError> {
+    pub(super) fn new<J: Job>(job: &'a Arc<J>, stop: &'a StopToken, is_step_file: bool) -> Result<Self, SettingError> {
         let processes = job.processes();
         let mut environment = processes.environment().to_vec();
         let variables = job.values();

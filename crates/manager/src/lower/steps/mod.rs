@@ -22,6 +22,8 @@ use super::suspension;
 use super::variables::Variables;
 use super::{JobContext, LowerError, cache, docker, driver, header, mirror, policy, secrets};
 
+pub(super) use replace::reserved;
+
 /// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 

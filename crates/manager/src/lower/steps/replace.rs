@@ -1,11 +1,22 @@
 //! Steps of the operator in place of built-in steps (`[[runners.steps.replace]]`).
 
+use std::collections::BTreeSet;
+
+use muster_agent_api::builtin::{ArtifactsUploadList, Inputs};
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::StepsSettings;
 
 /// Returns whether a step of the operator replaces the built-in step.
 pub(super) fn is_replaced(settings: &StepsSettings, builtin: &str) -> bool {
     settings.replace.iter().any(|replacement| replacement.builtin == builtin)
+}
+
+/// Returns the built-in steps that a list of steps must not call: a call would bypass a step of the operator.
+pub(in crate::lower) fn reserved(settings: &StepsSettings) -> Vec<String> {
+    let guarded = (!settings.before_upload.is_empty()).then_some(ArtifactsUploadList::BUILTIN);
+    let replaced = settings.replace.iter().map(|replacement| replacement.builtin.as_str());
+    let names: BTreeSet<&str> = replaced.chain(guarded).collect();
+    names.into_iter().map(str::to_owned).collect()
 }
 
 /// Replaces built-in steps of a job. A replaced step keeps its name, its policy and its place.

@@ -129,3 +129,24 @@ fn rule_that_denies_a_builtin_step_denies_its_replacement() {
     assert!(error.message.starts_with("step \"restore_cache\": the step policy"), "{error}");
     assert!(error.message.contains("`deny = \"builtin:cache/*\"` at /p.toml:7"), "{error}");
 }
+
+#[test]
+fn lists_must_not_call_what_the_operator_replaces_or_guards() {
+    let sign = OperatorStep {
+        name: "sign".to_owned(),
+        action: OperatorAction::Script(vec!["sign".to_owned()]),
+        env: BTreeMap::new(),
+        timeout: std::time::Duration::from_secs(30),
+        required: true,
+        exports: BTreeMap::new(),
+    };
+    let reserved = |steps: StepsSettings| {
+        let runner = Arc::new(RunnerSettings { steps, ..runner() });
+        // The job declares neither caches nor artifacts.
+        lower(&payload(json!({})), &JobContext { runner, ..context() }).unwrap().plan.reserved_builtins
+    };
+    assert!(reserved(StepsSettings::default()).is_empty());
+    assert_eq!(reserved(replacing(&["script", "cache/save"])), ["cache/save", "script"]);
+    let guarded = StepsSettings { before_upload: vec![sign], ..replacing(&["checkout"]) };
+    assert_eq!(reserved(guarded), ["artifacts/upload", "checkout"]);
+}
