@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, CacheEntry, CacheRestore, CacheSave, Checkout};
+use muster_agent_api::builtin::{
+    ArtifactSource, ArtifactsDownload, CacheEntry, CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore,
+    ChunkUpload,
+};
 use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_job::{JobId, JobStatus, PolicyRule, StepLimits, StepPolicy};
@@ -111,6 +114,13 @@ async fn list_saves_and_restores_only_caches_of_its_job() {
     assert!(log.contains("\ncached\nvendor\n"), "{log}");
     assert_eq!(log.matches("Creating cache deps").count(), 1, "{log}");
     assert!(log.contains("Checking cache for other...") && !log.contains("Creating cache other"), "{log}");
+
+    let store = ChunkStore { upload: Some(ChunkUpload::default()), ..ChunkStore::default() };
+    let chunks = Some(ChunkCache { store: Some(store), ..ChunkCache::default() });
+    let chunked = CacheSave { caches: vec![CacheEntry { chunks, ..cache(&agent, "deps", "vendor/") }] };
+    let chunked = step("archive_cache", When::OnFailure, Call::builtin(&chunked));
+    let text = "the cache `deps` is stored as chunks, which a job can save only once";
+    assert_refused(vec![chunked], call("cache/save", json!({})), text).await;
 
     let text = "the job declares no cache `mine`; it has: deps, other; add it with `cache` to the job";
     assert_refused(never, call("cache/save", json!({ "key": "mine" })), text).await;

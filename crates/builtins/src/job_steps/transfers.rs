@@ -59,13 +59,28 @@ pub(super) async fn restore_caches(context: &Arc<Context>, inputs: &Inputs, stop
 /// Saves the caches of the job, or the one with the key of the call.
 pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.save, inputs)?;
+    let has_uploads = |cache: &&CacheEntry| {
+        cache.chunks.as_ref().and_then(|chunks| chunks.store.as_ref()).is_some_and(|store| store.upload.is_some())
+    };
+    if let Some(cache) = caches.iter().find(has_uploads) {
+        // The names of the objects are those of one save. A second save would replace objects that a reader of the first one needs.
+        return failed(format!(
+            "the cache `{}` is stored as chunks, which a job can save only once; the job saves it at its end, so remove this step",
+            cache_name(cache)
+        ));
+    }
     CacheSave { caches }.run(context, stop).await
 }
 
 /// Returns the caches of a call.
 fn selected_caches(declared: &[CacheEntry], inputs: &Inputs) -> Result<Vec<CacheEntry>, Failure> {
     let CacheCall { key } = parsed(inputs)?;
-    selected(declared, &key, "cache", "cache", |cache| cache.names.first().unwrap_or(&cache.key))
+    selected(declared, &key, "cache", "cache", cache_name)
+}
+
+/// Returns the human-readable key of a cache.
+fn cache_name(cache: &CacheEntry) -> &String {
+    cache.names.first().unwrap_or(&cache.key)
 }
 
 /// Downloads the artifacts of the job's dependencies, or of the one with the name of the call.
