@@ -92,7 +92,8 @@ async fn service_is_a_step_with_its_own_policy_and_result() {
 async fn containers_are_created_again_if_a_service_cannot_start() {
     let Some(host) = Host::start().await else { return };
     let mut job = with_service(&host, "broken", SERVER);
-    job.1.container.command = Some(vec!["/does/not/exist".to_owned()]);
+    let device = serde_json::json!({ "PathOnHost": "/dev/does-not-exist", "PathInContainer": "/dev/x" });
+    job.1.container.host_config.insert("Devices".to_owned(), serde_json::json!([device]));
     let (log, result) = run(&host, &job, &["echo never"]).await;
     assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
     let failures = log.matches("failed to start the service muster-test/service:1").count();
