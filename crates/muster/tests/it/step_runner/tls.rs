@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use muster_agent_api::client::{AgentConnection, Unreachable};
-use muster_agent_api::result::Outcome;
+use muster_agent_api::result::{MAX_RESULT_BYTES, Outcome};
 use muster_agent_api::step_runner::RunRequest;
 use muster_agent_api::step_runner::step_result::Status as State;
 use muster_agent_api::tls::TlsFiles;
@@ -148,7 +148,7 @@ async fn log_is_resumed_over_another_tls_connection() {
     }
     let numbers = (1..=100_000).map(|number| format!("{number}\n")).collect::<String>();
     assert_eq!(String::from_utf8(log).unwrap(), format!("Running step name=a\none\n{numbers}"));
-    assert_eq!(second.wait("1").await.unwrap().outcome, Outcome::Success);
+    assert_eq!(second.wait("1", MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
     second.close("1").await.unwrap();
 }
 
@@ -255,7 +255,7 @@ async fn clients_that_send_nothing_block_no_other_client() {
     let mut idle: Vec<_> = (0..100).map(|_| TcpStream::connect(agent.address).unwrap()).collect();
     let connection = agent.connect(&authority.client()).await.unwrap();
     connection.run(request(&project, "- {name: a, script: echo hi}")).await.unwrap();
-    assert_eq!(connection.wait("1").await.unwrap().outcome, Outcome::Success);
+    assert_eq!(connection.wait("1", MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
     // The oldest of them are closed. The others could still begin a handshake, so the client did not wait for their timeout of 10 s.
     let is_closed = |stream: &mut TcpStream| match stream.read(&mut [0]) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
