@@ -24,7 +24,8 @@ struct Socket(PathBuf);
 impl Reach for Socket {
     async fn reach(&self) -> Result<AgentConnection, AgentError> {
         let path = self.0.clone();
-        let opened = AgentConnection::open(path.display().to_string(), move || UnixStream::connect(path.clone())).await;
+        let location = path.display().to_string();
+        let opened = AgentConnection::open_step_runner(location, move || UnixStream::connect(path.clone())).await;
         opened.map_err(|error| AgentError::NotReached(error.into()))
     }
 }
@@ -113,7 +114,7 @@ async fn our_client_pings_only_servers_that_permit_it() {
                 UnixStream::connect(socket.clone())
             }
         };
-        let connection = AgentConnection::open("the server".to_owned(), dial).await.unwrap();
+        let connection = AgentConnection::open_step_runner("the server".to_owned(), dial).await.unwrap();
         assert_eq!(connection.identity().has_extension, connections == 1);
         assert_eq!(opened.load(Ordering::Relaxed), connections);
     }
@@ -206,7 +207,7 @@ async fn our_client_reaches_their_server_through_both_proxies() {
         let input = tokio::process::ChildStdin::from_std(proxy.stdin.take().unwrap()).unwrap();
         let output = tokio::process::ChildStdout::from_std(proxy.stdout.take().unwrap()).unwrap();
         let stream = tokio::io::join(output, input);
-        let connection = AgentConnection::from_stream("the proxy".to_owned(), stream).await.unwrap();
+        let connection = AgentConnection::step_runner_from_stream("the proxy".to_owned(), stream).await.unwrap();
         assert_eq!(connection.wait(id, MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
         connection.close(id).await.unwrap();
         drop(connection);
