@@ -127,7 +127,7 @@ struct Handshake {
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> IPV6_NETWORK_BITS << IPV6_NETWORK_BITS).into(),
-        address => address,
+        address @ IpAddr::V4(_) => address,
     }
 }
 
