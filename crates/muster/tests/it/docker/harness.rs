@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerEngine, DockerVolume, ImageSpec, Script};
 use muster_agent_api::client::{self, AgentConnection, AgentError, Reach};
 use muster_agent_api::plan::{Call, JobPlan, Step, job_steps};
-use muster_agent_api::result::{JobResult, Outcome};
+use muster_agent_api::result::{JobResult, MAX_RESULT_BYTES, Outcome};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable};
 use muster_test_prerequisites::{DockerEngine as TestEngine, PodmanUser};
 use parking_lot::Mutex;
@@ -154,7 +154,8 @@ impl Host {
     /// Waits for the end of the job. Returns the log and the result.
     pub(crate) async fn finish(&self) -> (String, JobResult) {
         let mut log = Vec::new();
-        let following = client::follow_to_end(self, ID, JOB_TIMEOUT, |bytes| log.extend_from_slice(bytes));
+        let following =
+            client::follow_to_end(self, ID, JOB_TIMEOUT, MAX_RESULT_BYTES, |bytes| log.extend_from_slice(bytes));
         let result = tokio::time::timeout(JOB_TIMEOUT, following).await.unwrap().unwrap();
         (String::from_utf8(log).unwrap(), result)
     }
