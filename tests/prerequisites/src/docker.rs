@@ -1,4 +1,4 @@
-//! Runs Debian's Docker Engine, and creates a root file system for images.
+//! Runs Debian's Docker Engine.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -15,8 +15,6 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::missing;
 
-/// Static shell and tools of Debian's package busybox-static.
-const BUSYBOX: &str = "/bin/busybox";
 /// Name of the engine's socket in its directory.
 const SOCKET: &str = "docker.sock";
 /// Script that runs a program until the script's input ends, then sends the signal to the program and removes its directory.
@@ -254,60 +252,4 @@ impl DockerEngine {
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         Ok((status.unwrap_or_default(), body.to_owned()))
     }
-
-    /// Creates an image from [`busybox_root`] with instructions of a Dockerfile, such as `USER 1000`. Returns whether busybox exists.
-    ///
-    /// # Panics
-    /// The engine rejects the image.
-    #[track_caller]
-    #[must_use]
-    pub fn create_image(&self, name: &str, instructions: &[&str]) -> bool {
-        let Some(archive) = busybox_root() else { return false };
-        let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
-        let changes: String = instructions.iter().map(|line| format!("&changes={}", encode(line))).collect();
-        // Podman ignores a separate tag.
-        let path = format!("/images/create?fromSrc=-&repo={name}{changes}");
-        let (status, answer) = self.call("POST", &path, &archive);
-        assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
-        true
-    }
-}
-
-/// Returns a root file system with a shell and all tools of busybox, as a tar archive to import into an engine.
-///
-/// Returns `None` if busybox is missing.
-///
-/// # Panics
-/// Busybox cannot be read.
-#[track_caller]
-#[must_use]
-pub fn busybox_root() -> Option<Vec<u8>> {
-    let Ok(busybox) = std::fs::read(BUSYBOX) else {
-        missing(format_args!("there is no {BUSYBOX} (Debian: busybox-static)"));
-        return None;
-    };
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_gnu();
-    for (name, mode) in [("bin/", 0o755), ("etc/", 0o755), ("tmp/", 0o1777)] {
-        header.set_entry_type(tar::EntryType::Directory);
-        header.set_mode(mode);
-        header.set_size(0);
-        tar.append_data(&mut header, name, std::io::empty()).expect("failed to write to memory");
-    }
-    header.set_entry_type(tar::EntryType::Regular);
-    header.set_mode(0o755);
-    header.set_size(busybox.len() as u64);
-    tar.append_data(&mut header, "bin/busybox", busybox.as_slice()).expect("failed to write to memory");
-    header.set_entry_type(tar::EntryType::Symlink);
-    header.set_size(0);
-    let list = Command::new(BUSYBOX).arg("--list").output().expect("busybox does not run").stdout;
-    for applet in String::from_utf8_lossy(&list).lines().filter(|applet| *applet != "busybox") {
-        tar.append_link(&mut header, format!("bin/{applet}"), "busybox").expect("failed to write to memory");
-    }
-    let passwd = b"root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".as_slice();
-    header.set_entry_type(tar::EntryType::Regular);
-    header.set_mode(0o644);
-    header.set_size(passwd.len() as u64);
-    tar.append_data(&mut header, "etc/passwd", passwd).expect("failed to write to memory");
-    Some(tar.into_inner().expect("failed to write to memory"))
 }

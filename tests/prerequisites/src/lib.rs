@@ -4,6 +4,7 @@
 //! pass by skipping tests. The permissions are for cgroups, namespaces, and mounts in namespaces.
 
 mod docker;
+mod images;
 mod openbao;
 mod podman;
 mod registry;
@@ -15,7 +16,8 @@ use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-pub use docker::{DockerEngine, busybox_root};
+pub use docker::DockerEngine;
+pub use images::{bash_root, busybox_root, shellless_root};
 pub use openbao::OpenBao;
 pub use podman::PodmanUser;
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};

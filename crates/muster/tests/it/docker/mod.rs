@@ -5,6 +5,7 @@ mod harness;
 mod images;
 mod prepared;
 mod services;
+mod shells;
 
 use muster_agent_api::builtin::DockerVolume;
 use muster_agent_api::container::MIRROR_DIR;
