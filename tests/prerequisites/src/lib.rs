@@ -8,6 +8,7 @@ mod images;
 mod openbao;
 mod podman;
 mod registry;
+mod remote;
 
 pub mod object_stores;
 
@@ -21,6 +22,7 @@ pub use images::{bash_root, busybox_root, shellless_root};
 pub use openbao::OpenBao;
 pub use podman::PodmanUser;
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
+pub use remote::{RemoteEngine, certificates};
 
 const REQUIRE: &str = "MUSTER_TEST_REQUIRE";
 const SSHD: &str = "/usr/sbin/sshd";
