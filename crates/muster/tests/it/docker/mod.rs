@@ -3,7 +3,9 @@
 mod ends;
 mod harness;
 mod images;
+mod link;
 mod prepared;
+mod remote;
 mod services;
 mod shells;
 

@@ -6,10 +6,11 @@ use muster_agent_api::result::{Outcome, StepStatus};
 use super::harness::{Host, IMAGE, failed, job, script};
 
 /// Serves files on port 8080.
-const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
+pub(super) const SERVER: &str =
+    "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
 
 /// Returns a job with a service that runs this command, and whose image exposes the port 8080.
-fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
+pub(super) fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
     const SERVICE_IMAGE: &str = "muster-test/service:1";
     assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
     let mut job = job(name);
