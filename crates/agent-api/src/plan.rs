@@ -92,6 +92,9 @@ pub struct JobPlan {
     pub warnings: Vec<String>,
     /// Project directory of the job. Temporary files are in the directory of the same name with the suffix `.tmp`.
     pub project_dir: String,
+    /// Image of the container in which the steps run. Empty means that they run on the machine of the agent.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub image: String,
     /// Configured directory that contains the project directory. A job can change everything below it.
     pub builds_dir: String,
     /// Timeout for all steps together, in milliseconds. 0 means no limit.

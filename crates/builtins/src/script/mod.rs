@@ -19,6 +19,7 @@ use muster_steps::builtin::{Builtin, Role};
 use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
 use muster_steps::process::{Command, find_program};
+use muster_steps::shell::shell_not_found;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
@@ -161,8 +162,10 @@ fn echo_line(command: &str) -> String {
     format!("{}{text}{}", style::BOLD_GREEN, style::RESET)
 }
 
-fn not_found(problem: &str) -> Failure {
-    Failure::System(format!("shell not found: this machine has {problem}"))
+/// Returns the failure of a script for which none of these shells exists. In a container, the job has chosen the image.
+fn no_shell(context: &Context, names: &[&str]) -> Failure {
+    let message = shell_not_found(names, context.image());
+    if context.image().is_empty() { Failure::System(message) } else { Failure::Configuration(message) }
 }
 
 fn program(name: &str) -> Option<PathBuf> {

@@ -11,7 +11,7 @@ use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{ScriptFrame, echo_line, not_found, program};
+use super::{ScriptFrame, echo_line, no_shell, program};
 use crate::context::Context;
 use crate::private_file;
 use crate::variables::ResolvedVariable;
@@ -44,7 +44,7 @@ const FILE: &str = "script.ps1";
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let name = &frame.script.shell;
     let file = uses_file(frame).then(|| context.temp_dir.join(FILE));
-    let program = program(name).ok_or_else(|| not_found(&format!("no `{name}`; install it")))?;
+    let program = program(name).ok_or_else(|| no_shell(context, &[name]))?;
     let variables = frame.exports(context.variables.all(&context.temp_dir));
     let text = text(frame, &variables);
     let args = arguments(frame, file.as_deref());

@@ -56,7 +56,7 @@ impl<J: Job> Engine<J> {
         self.close_section(step.section_name(), &step.policy.title);
         *nodes = beside.into_nodes();
         let target = target?;
-        let result = match self.job.delegate_request(target.project_dir(), &delegation.steps) {
+        let result = match self.job.delegate_request(&*target, &delegation.steps) {
             Ok(request) => match self.job.wait_until_user_code_may_run(&cancellation.stop).await {
                 Ok(()) => self.run_at(&*target, &request, cancellation).await,
                 Err(failure) => Err(failure),

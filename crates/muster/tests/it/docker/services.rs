@@ -7,12 +7,13 @@ use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use super::harness::{Host, IMAGE, failed, job, script};
 
 /// Serves files on port 8080.
-const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
+pub(super) const SERVER: &str =
+    "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
 /// Image of the services. It exposes the port 8080.
 const SERVICE_IMAGE: &str = "muster-test/service:1";
 
 /// Returns a job without services that waits until its services are up, and a service for it that runs this command.
-fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
+pub(super) fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
     assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
     let image =
         ImageSpec { name: SERVICE_IMAGE.to_owned(), pull_policies: vec!["never".to_owned()], ..ImageSpec::default() };
@@ -32,7 +33,7 @@ fn step(service: &ServiceContainer) -> Step {
 }
 
 /// Runs a script in a job with a service.
-async fn run(
+pub(super) async fn run(
     host: &Host,
     (job, service): &(DockerContainer, ServiceContainer),
     commands: &[&str],
