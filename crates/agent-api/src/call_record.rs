@@ -155,7 +155,7 @@ fn cut_value(value: &mut Value) -> bool {
 /// Cuts a text that has more than `max` bytes, and appends its size. Returns whether it was cut.
 ///
 /// The result has at most `max` bytes, so an agent does not cut a text again that an agent in a container has cut.
-fn cut(text: &mut String, max: usize) -> bool {
+pub(crate) fn cut(text: &mut String, max: usize) -> bool {
     if text.len() <= max {
         return false;
     }

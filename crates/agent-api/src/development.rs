@@ -7,6 +7,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::result::{MAX_FULL_RESULT_BYTES, MAX_RESULT_BYTES};
+
 /// Options of a job for authors of steps.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -27,6 +29,12 @@ impl Development {
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Returns the maximum size of the job's result, in bytes.
+    #[must_use]
+    pub fn max_result_bytes(&self) -> usize {
+        if self.full_records { MAX_FULL_RESULT_BYTES } else { MAX_RESULT_BYTES }
     }
 }
 

@@ -92,6 +92,9 @@ pub struct JobPlan {
     pub warnings: Vec<String>,
     /// Project directory of the job. Temporary files are in the directory of the same name with the suffix `.tmp`.
     pub project_dir: String,
+    /// Image of the container in which the steps run. Empty means that they run on the machine of the agent.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub image: String,
     /// Configured directory that contains the project directory. A job can change everything below it.
     pub builds_dir: String,
     /// Timeout for all steps together, in milliseconds. 0 means no limit.
@@ -212,9 +215,6 @@ pub struct Policy {
     /// Variables that a step of the operator exports for the rest of the job, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub exports: BTreeMap<String, ExportKind>,
-    /// Whether the output `files` of a step of the operator names files to add to the archives of the job's artifacts.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub adds_artifacts: bool,
     /// Role of the step in the upload of artifacts that steps of the operator check or sign.
     #[serde(skip_serializing_if = "UploadRole::is_none")]
     pub upload_role: UploadRole,
@@ -227,7 +227,8 @@ pub enum UploadRole {
     /// No role.
     #[default]
     None,
-    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded.
+    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded. Its output `files` names
+    /// files to add to the archives.
     Check,
     /// Uploads the artifacts.
     Upload,
@@ -251,7 +252,6 @@ impl Default for Policy {
             allow_failure: false,
             by_operator: false,
             exports: BTreeMap::new(),
-            adds_artifacts: false,
             upload_role: UploadRole::None,
         }
     }

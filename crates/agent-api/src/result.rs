@@ -4,13 +4,24 @@ use muster_job::{FailureReason, TerminationCause};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::call_record::json_size_within;
 pub use crate::call_record::{BUILTIN_PREFIX, CallRecord, MASKED, masked_value};
+use crate::call_record::{cut, json_size_within};
 
 /// Key of the job's resource usage in the human-readable tree.
 const USAGE_KEY: &str = "used";
 /// Maximum size of the records of all calls of a job together.
 const MAX_RECORDS_BYTES: usize = 4 * 1024 * 1024;
+
+/// Maximum size of a result as JSON, in bytes. An agent shortens a larger result, and a client rejects it.
+///
+/// A parsed result can use many times its size in memory, and a job can answer in place of the agent in its container.
+pub const MAX_RESULT_BYTES: usize = 2 * MAX_RECORDS_BYTES;
+/// Maximum size of a result with records of any size ([`Development::full_records`]), in bytes.
+///
+/// [`Development::full_records`]: crate::development::Development::full_records
+pub const MAX_FULL_RESULT_BYTES: usize = 64 * 1024 * 1024;
+/// Maximum size of the name and of the message of a step in a result that is shortened, in bytes.
+const MAX_SHORT_TEXT_BYTES: usize = 1024;
 
 /// Result of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,6 +59,24 @@ impl JobResult {
     pub fn to_tree_within(&self, max: usize) -> Option<Value> {
         let fits = |tree: &Value| json_size_within(tree, max).is_some();
         self.to_tree().filter(fits).or_else(|| self.without_records().to_tree().filter(fits))
+    }
+
+    /// Returns the result if its JSON has at most [`MAX_RESULT_BYTES`] bytes. A larger result loses the records of all calls first, and then
+    /// the inner steps and the ends of long texts.
+    #[must_use]
+    pub fn within_limit(self) -> Self {
+        let fits = |result: &Self| json_size_within(result, MAX_RESULT_BYTES).is_some();
+        if fits(&self) {
+            return self;
+        }
+        let mut result = self.without_records();
+        if !fits(&result) {
+            result.tree.steps = Vec::new();
+            cut(&mut result.tree.name, MAX_SHORT_TEXT_BYTES);
+            cut(&mut result.tree.message, MAX_SHORT_TEXT_BYTES);
+            cut(&mut result.message, MAX_SHORT_TEXT_BYTES);
+        }
+        result
     }
 
     /// Returns the result without the records of the calls.
@@ -228,4 +257,51 @@ pub enum StepStatus {
     Failure,
     Cancelled,
     Skipped,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(steps: Vec<StepNode>, message: &str) -> StepNode {
+        StepNode {
+            name: "step".to_owned(),
+            status: StepStatus::Success,
+            started_ms: 0,
+            duration_ms: 0,
+            exit_code: None,
+            message: message.to_owned(),
+            cause: None,
+            attempts: None,
+            used: None,
+            steps,
+            call: None,
+        }
+    }
+
+    fn result(message: &str, tree: StepNode) -> JobResult {
+        let message = message.to_owned();
+        JobResult { outcome: Outcome::Success, message, log_bytes: 7, log_crc32: 9, tree, used: None }
+    }
+
+    #[test]
+    fn large_result_loses_records_before_steps_and_texts() {
+        let small = result("done", node(vec![node(Vec::new(), "inner")], ""));
+        assert_eq!(small.clone().within_limit(), small);
+
+        let mut recorded = small.clone();
+        let step = "x".repeat(MAX_RESULT_BYTES);
+        recorded.tree.steps[0].call = Some(Box::new(CallRecord { step, ..CallRecord::default() }));
+        assert_eq!(recorded.within_limit(), small);
+
+        let long = "x".repeat(MAX_RESULT_BYTES);
+        for large in [
+            result(&long, node(Vec::new(), &long)),
+            result("done", node(vec![node(Vec::new(), &"x".repeat(1000)); MAX_RESULT_BYTES / 1000], "")),
+        ] {
+            let short = large.within_limit();
+            assert!(json_size_within(&short, MAX_RESULT_BYTES).is_some() && short.tree.steps.is_empty());
+            assert_eq!((short.log_bytes, short.log_crc32), (7, 9), "the client needs them to find the end of the log");
+        }
+    }
 }

@@ -129,7 +129,7 @@ pub(crate) fn persist_result(
     if !full_records {
         limit_records(&mut tree);
     }
-    let result = JobResult {
+    let mut result = JobResult {
         outcome: outcome.outcome,
         message: secrets.mask(&outcome.message),
         log_bytes: job.log.bytes(),
@@ -137,6 +137,9 @@ pub(crate) fn persist_result(
         tree,
         used: outcome.used,
     };
+    if !full_records {
+        result = result.within_limit();
+    }
     if let Err(error) = job.journal.record_result(&result) {
         agent.spool.release_reserve();
         // The space of the reserve is too small for the records of many calls.

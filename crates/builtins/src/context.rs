@@ -19,6 +19,7 @@ use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_job::{StepPolicy, milliseconds};
 use muster_runner_api::client::{Client, TlsFiles};
+use muster_steps::builtin::OpenTarget;
 use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
@@ -293,6 +294,10 @@ impl engine::Job for Context {
         &self.project_dir
     }
 
+    fn image(&self) -> &str {
+        &self.plan.image
+    }
+
     fn temp_dir(&self) -> &Path {
         &self.temp_dir
     }
@@ -341,11 +346,12 @@ impl engine::Job for Context {
         self.variables.set("CI_JOB_STATUS", status);
     }
 
-    fn delegate_request(&self, project_dir: &Path, steps: &[Step]) -> Result<RunRequest, Failure> {
-        let project_dir = project_dir.to_string_lossy().into_owned();
+    fn delegate_request(&self, target: &dyn OpenTarget, steps: &[Step]) -> Result<RunRequest, Failure> {
+        let project_dir = target.project_dir().to_string_lossy().into_owned();
         let plan = JobPlan {
             builds_dir: project_dir.clone(),
             project_dir: project_dir.clone(),
+            image: target.image().to_owned(),
             steps: steps.to_vec(),
             bare: true,
             // The log's limit, its timestamps and the job's timeout are handled here, not at the second agent.

@@ -28,6 +28,7 @@ mod named_lock;
 mod oci_steps;
 mod offer;
 mod prepare;
+mod private_file;
 mod removal;
 mod restored_cache;
 mod running_service;

@@ -29,8 +29,9 @@ const SEQUENTIAL_PIPELINES: i64 = 2000;
 
 /// Returns the resident memory of this process in KiB.
 fn memory_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("resident memory");
+    let status =
+        std::fs::read_to_string("/proc/self/status").expect("failed to read the memory use, which needs Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("no line VmRSS");
     line.trim().trim_end_matches(" kB").parse().expect("not a number")
 }
 
@@ -116,14 +117,14 @@ fn measure(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().expect("this program");
     let output = Command::new(program).args(arguments).output().expect("failed to start");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("text");
+    let text = String::from_utf8(output.stdout).expect("the output is not UTF-8");
     let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().expect("not a number"));
-    (numbers.next().expect("two numbers"), numbers.next().expect("two numbers"))
+    (numbers.next().expect("no first number"), numbers.next().expect("no second number"))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().expect("values")
+    values.get(values.len() / 2).copied().expect("no values")
 }
 
 fn compare(pipelines: &str) {

@@ -3,7 +3,7 @@
 //! ```text
 //! wait for a command, a timer or a compiled child configuration
 //!   -> read the pipelines that the command needs into memory
-//!   -> process it, and all other waiting commands, in memory   (answers are staged, not sent)
+//!   -> process the command, and all other waiting commands, in memory   (answers are staged, not sent)
 //!   -> assign ready jobs to held requests
 //!   -> write the batch in one transaction
 //!   -> send the answers, publish the events, start compiling child configurations

@@ -1,4 +1,6 @@
-//! Handles the commands of the crate's own API in the actor: create, start, cancel, retry and show pipelines and jobs.
+//! Handles commands in the actor, and implements those of the crate's own API: create, start, cancel, retry and show pipelines and jobs.
+//!
+//! The commands of runner managers are implemented in `assign`, `reports` and `registry`.
 
 use std::io;
 use std::path::Path;

@@ -179,7 +179,7 @@ impl Actor {
         self.staged.push(StagedReply::Assignment { job, assignment, answer, reply: held.reply });
     }
 
-    /// Returns a job to the queue if its manager has neither accepted it nor sent anything for it.
+    /// Returns a job to the queue if `assignment` is its current assignment and the manager has not accepted it.
     pub(crate) fn requeue(&mut self, job: JobId, assignment: u32) {
         let current = self.state.jobs.get(&job);
         if !current.is_some_and(|row| row.detail.assignment == assignment && !row.detail.accepted) {

@@ -207,7 +207,8 @@ pub(crate) enum TokenUse {
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
     Work,
-    /// Artifacts. Any machine can transfer them, so they do not count as contact of the manager (docs/spec/runner-api.md, section 9.2).
+    /// Upload or download of artifacts. Any machine can do this, so it does not count as contact of the manager (docs/spec/runner-api.md,
+    /// section 9.2).
     Transfer,
     /// Reading the repository, by the job itself. Does not count as contact of the manager, and does not accept the job.
     Read,

@@ -129,7 +129,7 @@ impl Coordinator {
         self.execute(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Checks whether a job's token may read the repository. It may as long as it belongs to the current assignment of the job.
+    /// Checks whether a job's token may read the repository. Only the token of the current assignment of a running job may.
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
@@ -190,7 +190,7 @@ impl Coordinator {
     /// Runs a finished job again: a new job of the same name replaces it. Returns the ID of the new job.
     ///
     /// # Errors
-    /// [`CoordinatorError::Rejected`] if the job has not ended, [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::Rejected`] if the job has not ended or was skipped, [`CoordinatorError::NotFound`].
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
         self.execute(|reply| Command::RetryJob { job, reply }).await
     }

@@ -39,8 +39,8 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").e
 
 /// Returns the coverage in percent that `expression` (without its slashes) finds in a trace.
 ///
-/// The coverage is the first number of the last match in the last line that matches. `None` without a match, or if the expression is not
-/// valid RE2.
+/// The coverage is the first number in the last match of a line, or in the last group of that match if any group matched. The last line of
+/// the trace with such a number is used. `None` if there is no such line, or if the expression is not valid RE2.
 #[must_use]
 pub fn find(expression: &str, trace: &str) -> Option<f64> {
     // Reading from memory cannot fail.
@@ -251,7 +251,7 @@ mod tests {
         let pieces: String = (0..1000).map(|_| format!("{}{}\n", stamp('+'), "z".repeat(1000))).collect();
         let trace = format!("{}cov\n{}begin\n{pieces}{} 93.5%\n", stamp(' '), stamp(' '), stamp('+'));
         assert_eq!(find(r"z 93\.5%$", &trace), Some(93.5));
-        let mut lines = LinesFromEnd::open(Cursor::new(&trace)).expect("open");
+        let mut lines = LinesFromEnd::open(Cursor::new(&trace)).expect("failed to open");
         let (mut partial, mut max_buffered) = (PartialLines::default(), 0);
         while let Some(line) = lines.next().expect("failed to read") {
             partial.join(&line);

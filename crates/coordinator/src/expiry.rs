@@ -1,4 +1,4 @@
-//! Deletes the files of expired artifacts, also of finished pipelines.
+//! Deletes the files of expired artifacts, including those of finished pipelines.
 //!
 //! The store has the expiry time of each artifact. This module decides when to query it. A file is deleted first, and its row is updated
 //! afterwards, so that an interrupted deletion is repeated.
@@ -40,7 +40,7 @@ pub(crate) struct ArtifactExpiry {
     store: Arc<dyn Store>,
     locks: ArtifactLocks,
     blobs: Arc<dyn Blobs>,
-    /// Time of the next query for expired artifacts. `None` if no artifact expires.
+    /// Time of the next query for expired artifacts. `None` if no artifact expires, or while a query is in progress.
     next: Option<Timestamp>,
     /// Whether a query became due while work was in progress.
     is_overdue: bool,
@@ -109,7 +109,7 @@ impl ArtifactExpiry {
                 if !expired.is_empty() {
                     self.delete(expired);
                 }
-                // Needed even while files are being deleted, because files that are in use are skipped.
+                // The timer is needed even while files are being deleted, because files that are in use are skipped.
                 next.map(|at| at.max(now + delay)).filter(|at| self.record_expiry(*at))
             }
             ExpiryStep::Found(Err(error)) => {

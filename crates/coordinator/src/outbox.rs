@@ -73,7 +73,10 @@ pub enum JobChange {
         /// ID of the new attempt.
         by: JobId,
     },
-    /// Another change of the status: the job waits for a manual start, a delay or a resource group, or is being canceled.
+    /// Another change of the status.
+    ///
+    /// The job waits for a manual start, a delay, a resource group or again for earlier jobs, or is being canceled, or is a bridge whose
+    /// pipeline started.
     StatusChanged {
         /// New status.
         to: JobStatus,

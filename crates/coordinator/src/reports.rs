@@ -118,7 +118,9 @@ impl Actor {
         Ok(status)
     }
 
-    /// Adds the row of an uploaded file. Returns the file that must be deleted: the replaced file, or the new file if it was rejected.
+    /// Adds the row of an uploaded file.
+    ///
+    /// Returns the result, and the file that must be deleted: the replaced file, or the new file if it was rejected.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         let previous = self.state.artifact(job, &kind).map(|row| row.filename.clone());
@@ -243,7 +245,7 @@ impl Actor {
             Timer::Expiry => self.expiry.query(self.now()),
             Timer::Sources(bridge) => self.on_sources_timeout(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
-            // The write after this batch is the purpose of this timer.
+            // The purpose of this timer is what follows each batch: the assignment of jobs, and the write.
             Timer::Flush => {}
         }
     }

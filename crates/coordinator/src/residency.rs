@@ -25,7 +25,7 @@ pub(crate) struct Residency {
     max_finished: usize,
     /// Roots of families that are not open, least recently used first.
     finished: VecDeque<PipelineId>,
-    /// Roots of finished families with an upload in progress. They stay open until it ends.
+    /// Roots of finished families with an upload in progress. These families stay open until the upload ends.
     uploading: BTreeSet<PipelineId>,
     /// Pipelines that the current batch needs and that do not exist.
     absent: BTreeSet<PipelineId>,
@@ -66,7 +66,7 @@ impl Residency {
         state.admit(contents, now_ms)
     }
 
-    /// Returns whether the current batch needs this pipeline and it does not exist.
+    /// Returns whether the current batch needs this pipeline although the pipeline does not exist.
     pub(crate) fn is_absent(&self, pipeline: PipelineId) -> bool {
         self.absent.contains(&pipeline)
     }

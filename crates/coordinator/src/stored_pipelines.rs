@@ -58,7 +58,9 @@ impl StoredPipelines {
         self.blobs.open(name).await?.ok_or_else(missing)
     }
 
-    /// Returns what a job got from earlier jobs, as far as it still exists. Reads the families of these jobs into `state` if necessary.
+    /// Returns the outputs of earlier jobs that a job got and that still exist.
+    ///
+    /// Reads the families of the earlier jobs into `state` if necessary.
     pub(crate) async fn upstream(
         &self,
         state: &mut CoordinatorState,

@@ -10,7 +10,7 @@ use muster_job::JobId;
 
 use crate::clock::Timestamp;
 
-/// Maximum number of timers per job in memory. Above it, the timers of jobs that are not in memory are removed.
+/// Maximum number of timers per job in memory. If there are more, the timers of jobs that are not in memory are removed.
 const MAX_PER_JOB: usize = 8;
 /// Number that is added to the number of jobs when that limit is computed, so that a small heap is never scanned.
 const SLACK: usize = 512;
@@ -32,7 +32,7 @@ pub(crate) enum Timer {
     Sources(JobId),
     /// A held job request must be answered.
     LongPoll(u64),
-    /// A failed write must be repeated.
+    /// A failed write or read must be repeated.
     Flush,
 }
 

@@ -22,7 +22,8 @@ pub struct Compiled {
     pub not_created: Option<NotCreated>,
     /// Errors and warnings, ordered by their position in the sources.
     pub diagnostics: Vec<Diagnostic>,
-    /// Texts that the positions of the diagnostics refer to. The first is the root file.
+    /// Texts that the positions of the diagnostics refer to. The first is the root file or, for a child pipeline, the first entry of
+    /// `trigger:include`.
     pub sources: SourceMap,
     /// The configuration after includes, `extends`, `!reference` and `default` (docs/spec/pipeline-yaml.md, section
     /// 2.1, items 1 to 7), without hidden keys. `muster ci lint --preview` prints it. `None` if loading failed before

@@ -132,6 +132,12 @@ pub trait OpenTarget: Reach {
     /// Returns the job's directory in the environment.
     fn project_dir(&self) -> &Path;
 
+    /// Returns the image of the container that is the environment. Empty means that the environment is not a container.
+    #[expect(clippy::unnecessary_literal_bound, reason = "an implementation returns a name that it owns")]
+    fn image(&self) -> &str {
+        ""
+    }
+
     /// Returns the time without an answer after which the agent of the environment is considered lost.
     fn silence_timeout(&self) -> Duration {
         Duration::from_secs(10)

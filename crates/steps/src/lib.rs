@@ -16,6 +16,7 @@ pub mod lock;
 pub mod log;
 pub mod process;
 pub mod remote;
+pub mod shell;
 pub mod stop;
 pub mod style;
 mod value;

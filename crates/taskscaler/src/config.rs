@@ -111,12 +111,12 @@ pub enum GroupSelection {
 /// How to treat unmanaged instances: instances in the group that this manager did not create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnmanagedPolicy {
-    /// They are reported and otherwise ignored.
+    /// Unmanaged instances are reported and otherwise ignored.
     #[default]
     Ignore,
-    /// They are used like managed instances.
+    /// Unmanaged instances are used like managed ones.
     Adopt,
-    /// They are deleted.
+    /// Unmanaged instances are deleted.
     Delete,
 }
 

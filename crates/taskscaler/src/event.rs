@@ -49,7 +49,7 @@ pub enum Event {
         group: GroupId,
         /// Number of the call.
         call: u64,
-        /// Number of instances that the provider accepted to create.
+        /// Number of instances whose creation the provider accepted.
         result: Result<u32, String>,
     },
     /// Result of [`Action::Decrease`].
@@ -58,7 +58,7 @@ pub enum Event {
         group: GroupId,
         /// Instances of the call.
         ids: Vec<InstanceId>,
-        /// Instances that the provider accepted to delete.
+        /// Instances whose deletion the provider accepted.
         result: Result<Vec<InstanceId>, String>,
     },
     /// Result of [`Action::Suspend`].
@@ -67,7 +67,7 @@ pub enum Event {
         group: GroupId,
         /// Instances of the call.
         ids: Vec<InstanceId>,
-        /// Instances that the provider accepted to suspend.
+        /// Instances whose suspension the provider accepted.
         result: Result<Vec<InstanceId>, String>,
     },
     /// Result of [`Action::Resume`].
@@ -76,7 +76,7 @@ pub enum Event {
         group: GroupId,
         /// Instances of the call.
         ids: Vec<InstanceId>,
-        /// Instances that the provider accepted to resume.
+        /// Instances whose resumption the provider accepted.
         result: Result<Vec<InstanceId>, String>,
     },
     /// Result of [`Action::Prepare`].

@@ -42,7 +42,9 @@ pub struct ForecastConfig {
     pub quantile: f64,
     /// Safety stock, as a multiple of the square root of the expected demand. A negative value reduces the forecast.
     pub safety_factor: f64,
-    /// Safety stock of slots that are already idle. They are retained instead of deleted after the policy's idle time.
+    /// Like [`Self::safety_factor`], for slots that are already idle.
+    ///
+    /// These slots are retained instead of deleted after the policy's idle time.
     ///
     /// A value below [`Self::safety_factor`] has no effect.
     pub retention_factor: f64,

@@ -16,7 +16,7 @@ pub struct Inputs {
     pub waiting: u64,
     /// Number of free slots that fit no queued job. They count as idle, but do not satisfy the queue.
     pub unusable: u64,
-    /// R: number of reservations that protect idle slots from deletion. Slots of the idle target cover them, too.
+    /// R: number of reservations that protect idle slots from deletion. A slot of the idle target also satisfies one.
     pub reserved: u64,
     /// U: number of slots of these instances that will not be assigned anymore.
     pub unavailable: u64,

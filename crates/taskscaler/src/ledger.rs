@@ -30,7 +30,7 @@ pub enum RowKey {
         /// Number of the request.
         call: u64,
     },
-    /// A deleted instance. A list that still contains it is outdated.
+    /// A deleted instance. Stored so that it is recognized if a later list still contains it.
     Deleted {
         /// Name of the group.
         group: String,

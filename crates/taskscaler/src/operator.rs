@@ -139,7 +139,7 @@ pub enum OperatorError {
     #[error("the instance is unmanaged and gets no jobs; use `muster fleet delete` to delete it")]
     Unmanaged,
     /// The instance is being deleted, or is drained for a reason that an operator cannot revert.
-    #[error("the instance is already being deleted: {reason}")]
+    #[error("the instance is already being drained or deleted: {reason}")]
     AlreadyDeleting {
         /// Reason for the deletion.
         reason: String,

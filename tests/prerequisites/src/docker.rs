@@ -1,10 +1,10 @@
-//! Runs Debian's Docker Engine, and creates a root file system for images.
+//! Runs Debian's Docker Engine.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,6 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::missing;
 
-/// Static shell and tools of Debian's package busybox-static.
-const BUSYBOX: &str = "/bin/busybox";
 /// Name of the engine's socket in its directory.
 const SOCKET: &str = "docker.sock";
 /// Script that runs a program until the script's input ends, then sends the signal to the program and removes its directory.
@@ -35,7 +33,7 @@ const REPEATEDLY: &str = "ip link set lo up; while :; do \"$0\" \"$@\"; done";
 /// Returns a command that runs a script in a separate network, where an engine can create its own bridge.
 ///
 /// All processes of the script end with the command. The program that the script runs and its arguments follow the command.
-const fn isolate(script: &str) -> [&str; 10] {
+pub(crate) const fn isolate(script: &str) -> [&str; 10] {
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
 }
 
@@ -125,13 +123,46 @@ impl DockerEngine {
     /// # Panics
     /// The process of the engine does not exist.
     pub fn listen(&self, address: IpAddr) -> std::io::Result<TcpListener> {
+        self.in_network(move || TcpListener::bind((address, 0)))
+    }
+
+    /// Connects to an address in the network of the engine's containers.
+    ///
+    /// # Errors
+    /// The connection is refused.
+    ///
+    /// # Panics
+    /// The process of the engine does not exist.
+    pub fn connect(&self, address: SocketAddr) -> std::io::Result<TcpStream> {
+        self.in_network(move || TcpStream::connect(address))
+    }
+
+    /// Opens a socket in the network of the engine's containers, where it remains.
+    fn in_network<T: Send + 'static>(
+        &self,
+        open: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> std::io::Result<T> {
         let namespace = std::fs::File::open(format!("/proc/{}/ns/net", self.pid()))?;
-        // Only this new thread changes to the network of the engine. The listener stays in that network.
+        // Only this new thread changes to the network of the engine.
         let opening = std::thread::spawn(move || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            TcpListener::bind((address, 0))
+            open()
         });
         opening.join().expect("the thread has panicked")
+    }
+
+    /// Returns the address of the engine's machine on the default bridge. Containers and programs in their network reach it.
+    ///
+    /// # Panics
+    /// The engine has no default bridge.
+    #[must_use]
+    pub fn gateway(&self) -> IpAddr {
+        let mut command = self.command_in_network("ip");
+        let output =
+            command.args(["-4", "-o", "address", "show", "dev", "docker0"]).output().expect("failed to run ip");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let address = text.split_whitespace().find_map(|word| word.split_once('/')?.0.parse().ok());
+        address.expect("the engine has no default bridge")
     }
 
     /// Returns a command that runs the program in the network of the engine's containers.
@@ -169,13 +200,24 @@ impl DockerEngine {
 
     /// Starts `dockerd` with these arguments. `wrapper` is a command that runs it, and `signal` ends it.
     fn start_dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
+        Self::start_dockerd_in(signal, |_| {
+            (wrapper.iter().map(Into::into).collect(), arguments.iter().map(Into::into).collect())
+        })
+    }
+
+    /// Starts `dockerd`. For the directory of the engine, `describe` returns a command that runs `dockerd`, and the arguments. `signal` ends it.
+    pub(crate) fn start_dockerd_in(
+        signal: &str,
+        describe: impl FnOnce(&Path) -> (Vec<OsString>, Vec<OsString>),
+    ) -> Result<Self, String> {
         let started = Self::run(signal, SOCKET, "API listen on", |dir| {
-            let mut command: Vec<OsString> = wrapper.iter().chain(&["dockerd"]).map(Into::into).collect();
+            let (mut command, arguments) = describe(dir);
+            command.push("dockerd".into());
             for (option, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")] {
                 command.extend([option.into(), dir.join(name).into_os_string()]);
             }
             command.extend(["--host".into(), format!("unix://{}", dir.join(SOCKET).display()).into()]);
-            command.extend(arguments.iter().map(Into::into));
+            command.extend(arguments);
             (command, Vec::new())
         });
         started.map_err(|error| format!("{NO_DOCKER}: {error}"))
@@ -254,60 +296,4 @@ impl DockerEngine {
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
         Ok((status.unwrap_or_default(), body.to_owned()))
     }
-
-    /// Creates an image from [`busybox_root`] with instructions of a Dockerfile, such as `USER 1000`. Returns whether busybox exists.
-    ///
-    /// # Panics
-    /// The engine rejects the image.
-    #[track_caller]
-    #[must_use]
-    pub fn create_image(&self, name: &str, instructions: &[&str]) -> bool {
-        let Some(archive) = busybox_root() else { return false };
-        let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
-        let changes: String = instructions.iter().map(|line| format!("&changes={}", encode(line))).collect();
-        // Podman ignores a separate tag.
-        let path = format!("/images/create?fromSrc=-&repo={name}{changes}");
-        let (status, answer) = self.call("POST", &path, &archive);
-        assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
-        true
-    }
-}
-
-/// Returns a root file system with a shell and all tools of busybox, as a tar archive to import into an engine.
-///
-/// Returns `None` if busybox is missing.
-///
-/// # Panics
-/// Busybox cannot be read.
-#[track_caller]
-#[must_use]
-pub fn busybox_root() -> Option<Vec<u8>> {
-    let Ok(busybox) = std::fs::read(BUSYBOX) else {
-        missing(format_args!("there is no {BUSYBOX} (Debian: busybox-static)"));
-        return None;
-    };
-    let mut tar = tar::Builder::new(Vec::new());
-    let mut header = tar::Header::new_gnu();
-    for (name, mode) in [("bin/", 0o755), ("etc/", 0o755), ("tmp/", 0o1777)] {
-        header.set_entry_type(tar::EntryType::Directory);
-        header.set_mode(mode);
-        header.set_size(0);
-        tar.append_data(&mut header, name, std::io::empty()).expect("failed to write to memory");
-    }
-    header.set_entry_type(tar::EntryType::Regular);
-    header.set_mode(0o755);
-    header.set_size(busybox.len() as u64);
-    tar.append_data(&mut header, "bin/busybox", busybox.as_slice()).expect("failed to write to memory");
-    header.set_entry_type(tar::EntryType::Symlink);
-    header.set_size(0);
-    let list = Command::new(BUSYBOX).arg("--list").output().expect("busybox does not run").stdout;
-    for applet in String::from_utf8_lossy(&list).lines().filter(|applet| *applet != "busybox") {
-        tar.append_link(&mut header, format!("bin/{applet}"), "busybox").expect("failed to write to memory");
-    }
-    let passwd = b"root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".as_slice();
-    header.set_entry_type(tar::EntryType::Regular);
-    header.set_mode(0o644);
-    header.set_size(passwd.len() as u64);
-    tar.append_data(&mut header, "etc/passwd", passwd).expect("failed to write to memory");
-    Some(tar.into_inner().expect("failed to write to memory"))
 }

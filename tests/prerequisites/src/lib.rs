@@ -4,9 +4,11 @@
 //! pass by skipping tests. The permissions are for cgroups, namespaces, and mounts in namespaces.
 
 mod docker;
+mod images;
 mod openbao;
 mod podman;
 mod registry;
+mod remote;
 
 pub mod object_stores;
 
@@ -15,10 +17,12 @@ use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-pub use docker::{DockerEngine, busybox_root};
+pub use docker::DockerEngine;
+pub use images::{bash_root, busybox_root, shellless_root};
 pub use openbao::OpenBao;
 pub use podman::PodmanUser;
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
+pub use remote::{RemoteEngine, certificates};
 
 const REQUIRE: &str = "MUSTER_TEST_REQUIRE";
 const SSHD: &str = "/usr/sbin/sshd";

@@ -277,7 +277,8 @@ pub(crate) async fn run(
             tokio::time::timeout(RUN_TIMEOUT, all_ended).await.unwrap_or_else(|_| {
                 let has_ended = |id| harness.coordinator.job(id).is_some_and(|job| job.status.is_complete());
                 let lost: Vec<_> = jobs.iter().map(|(id, _)| *id).filter(|id| !has_ended(*id)).collect();
-                panic!("jobs {lost:?} are lost:\n{}", harness.log())
+                let traces = lost.iter().map(|id| harness.coordinator.job(*id).map(|job| job.text()));
+                panic!("jobs {lost:?} are lost:\n{}\ntheir traces: {:?}", harness.log(), traces.collect::<Vec<_>>())
             })
         }
     };

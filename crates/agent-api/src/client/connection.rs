@@ -84,36 +84,68 @@ impl AgentConnection {
     /// `dial` opens each connection to `location`, and decides whether the process at the other end can be trusted.
     ///
     /// # Errors
-    /// [`Unreachable`] if no agent answers.
+    /// [`Unreachable`] if no agent answers. A step-runner without Muster's extension is not an agent.
     pub async fn open<D, F>(location: String, dial: D) -> Result<Self, Unreachable>
     where
         D: FnMut() -> F + Send + 'static,
         F: Future<Output = io::Result<UnixStream>> + Send + 'static,
     {
+        Self::open_local(location, &Arc::new(Mutex::new(dial)), Some(LOCAL_KEEPALIVE)).await?.require_extension()
+    }
+
+    /// Connects like [`AgentConnection::open`], but also to GitLab's step-runner.
+    ///
+    /// # Errors
+    /// [`Unreachable`] if neither an agent nor a step-runner answers.
+    pub async fn open_step_runner<D, F>(location: String, dial: D) -> Result<Self, Unreachable>
+    where
+        D: FnMut() -> F + Send + 'static,
+        F: Future<Output = io::Result<UnixStream>> + Send + 'static,
+    {
         let dial = Arc::new(Mutex::new(dial));
-        let connector = || {
-            let dial = Arc::clone(&dial);
-            service_fn(move |_| {
-                let stream = (dial.lock())();
-                async move { stream.await.map(TokioIo::new) }
-            })
-        };
-        let max_frame_size = Some(LOCAL_FRAME_BYTES);
-        let opened = Self::connect_with(location.clone(), connector(), Some(LOCAL_KEEPALIVE), max_frame_size).await?;
+        let opened = Self::open_local(location.clone(), &dial, Some(LOCAL_KEEPALIVE)).await?;
         if opened.identity.has_extension {
             return Ok(opened);
         }
         // GitLab's step-runner closes a connection on which pings arrive more often than every 5 minutes.
-        Self::connect_with(location, connector(), None, max_frame_size).await
+        Self::open_local(location, &dial, None).await
     }
 
-    /// Connects over a stream that leads to an agent at `location`, and queries its identity.
-    ///
-    /// The connection ends with the stream. Agents are pinged often, so GitLab's step-runner closes such a connection while a job prints nothing.
+    async fn open_local<D, F>(
+        location: String,
+        dial: &Arc<Mutex<D>>,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<Self, Unreachable>
+    where
+        D: FnMut() -> F + Send + 'static,
+        F: Future<Output = io::Result<UnixStream>> + Send + 'static,
+    {
+        let dial = Arc::clone(dial);
+        let connector = service_fn(move |_| {
+            let stream = (dial.lock())();
+            async move { stream.await.map(TokioIo::new) }
+        });
+        Self::connect_with(location, connector, keep_alive, Some(LOCAL_FRAME_BYTES)).await
+    }
+
+    /// Connects over a stream that leads to an agent at `location`, and queries its identity. The connection ends with the stream.
     ///
     /// # Errors
-    /// [`Unreachable`] if no agent answers.
+    /// [`Unreachable`] if no agent answers. A step-runner without Muster's extension is not an agent.
     pub async fn from_stream<S>(location: String, stream: S) -> Result<Self, Unreachable>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        Self::step_runner_from_stream(location, stream).await?.require_extension()
+    }
+
+    /// Connects like [`AgentConnection::from_stream`], but also to GitLab's step-runner.
+    ///
+    /// Agents are pinged often, so GitLab's step-runner closes such a connection while a job prints nothing.
+    ///
+    /// # Errors
+    /// [`Unreachable`] if neither an agent nor a step-runner answers.
+    pub async fn step_runner_from_stream<S>(location: String, stream: S) -> Result<Self, Unreachable>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -123,6 +155,16 @@ impl AgentConnection {
             std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the stream has ended")))
         });
         Self::connect_with(location, connector, Some(REMOTE_KEEPALIVE), None).await
+    }
+
+    /// Returns the connection if it is to an agent. Another step-runner has neither result trees nor start approval.
+    fn require_extension(self) -> Result<Self, Unreachable> {
+        if self.identity.has_extension {
+            return Ok(self);
+        }
+        let message =
+            "another step-runner answers there; stop it, so that an agent of Muster can be started".to_owned();
+        Err(Unreachable { location: self.location, message })
     }
 
     /// Without `keep_alive`, no pings are sent. `max_frame_size` is in bytes. `None` means the default of HTTP/2, 16 KiB.
@@ -224,5 +266,31 @@ async fn get_info(channel: &Channel) -> Result<Identity, String> {
         }
         Ok(Err(status)) => Err(status.message().to_owned()),
         Err(_) => Err(format!("no answer within {} s", INFO_TIMEOUT.as_secs())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt as _;
+    use tonic::service::Routes;
+    use tonic::transport::Server;
+
+    use super::*;
+
+    /// Returns a stream to a server without any service, which answers each call as `UNIMPLEMENTED`.
+    fn server_without_services() -> tokio::io::DuplexStream {
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let incoming = tokio_stream::once(Ok::<_, io::Error>(server)).chain(tokio_stream::pending());
+        tokio::spawn(Server::builder().add_routes(Routes::default()).serve_with_incoming(incoming));
+        client
+    }
+
+    #[tokio::test]
+    async fn only_a_caller_that_permits_it_gets_a_connection_to_another_step_runner() {
+        let location = || "the socket".to_owned();
+        let error = AgentConnection::from_stream(location(), server_without_services()).await.unwrap_err();
+        assert!(error.message.contains("another step-runner"), "{error}");
+        let opened = AgentConnection::step_runner_from_stream(location(), server_without_services()).await.unwrap();
+        assert!(!opened.identity().has_extension);
     }
 }

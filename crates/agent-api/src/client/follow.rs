@@ -7,14 +7,15 @@ use crate::result::JobResult;
 
 /// Passes each byte of a job's log to `log` once, and returns the job's result.
 ///
-/// A broken connection is reopened until the agent has been silent for `max_silence`.
+/// A result of more than `max_result_bytes` is an error. A broken connection is reopened until the agent has been silent for `max_silence`.
 ///
 /// # Errors
-/// [`AgentError::Unknown`] and [`AgentError::Refused`] immediately, any other error once the silence exceeds `max_silence`.
+/// [`AgentError::Unknown`], [`AgentError::Refused`] and [`AgentError::InvalidResult`] immediately, any other error once the silence exceeds `max_silence`.
 pub async fn follow_to_end(
     agent: &(impl Reach + ?Sized),
     id: &str,
     max_silence: Duration,
+    max_result_bytes: usize,
     mut log: impl FnMut(&[u8]) + Send,
 ) -> Result<JobResult, AgentError> {
     let mut offset = 0;
@@ -38,7 +39,7 @@ pub async fn follow_to_end(
                         offset += chunk.data.len() as u64;
                         log(&chunk.data);
                     }
-                    connection.wait(id).await
+                    connection.wait(id, max_result_bytes).await
                 };
                 match following.await {
                     Ok(result) if offset >= result.log_bytes => return Ok(result),
@@ -51,7 +52,7 @@ pub async fn follow_to_end(
             }
             Err(error) => error,
         };
-        if matches!(error, AgentError::Unknown | AgentError::Refused(_)) {
+        if matches!(error, AgentError::Unknown | AgentError::Refused(_) | AgentError::InvalidResult(_)) {
             return Err(error);
         }
         tracing::warn!(%error, "failed to follow the job at the agent, retrying");

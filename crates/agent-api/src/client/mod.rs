@@ -19,12 +19,17 @@ use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
 use crate::agent::{ApproveStartRequest, StopRequest, WaitForResultRequest, WaitForStartApprovalRequest};
+use crate::call_record::cut;
 use crate::result::JobResult;
 use crate::step_runner::{CancelRequest, CloseRequest, FollowLogsRequest, FollowLogsResponse, RunRequest};
 pub use connection::{AgentConnection, Identity, KeepAlive, REMOTE_KEEPALIVE, Unreachable};
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
+/// Maximum size of a message besides the result in it, in bytes.
+const MESSAGE_HEADER_BYTES: usize = 16;
+/// Maximum size of the message about a result that cannot be parsed, in bytes.
+const MAX_PARSE_ERROR_BYTES: usize = 1024;
 /// Initial and maximum pause before a call that got no answer is repeated.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -43,6 +48,9 @@ pub enum AgentError {
     /// The agent rejects the request.
     #[error("the agent rejected the request: {0}")]
     Refused(String),
+    /// The agent's result is too large, or is not a result.
+    #[error("the agent returned an invalid result of the job: {0}")]
+    InvalidResult(String),
 }
 
 impl From<Status> for AgentError {
@@ -192,14 +200,28 @@ impl AgentConnection {
         self.convert_answer(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
     }
 
-    /// Waits until the job has a result, and returns the result.
-    pub async fn wait(&self, id: &str) -> Result<JobResult, AgentError> {
+    /// Waits until the job has a result, and returns the result. A result of more than `max_bytes` is rejected before it is read.
+    pub async fn wait(&self, id: &str, max_bytes: usize) -> Result<JobResult, AgentError> {
         if !self.identity().has_extension {
             return self.wait_for_status(id).await;
         }
-        let answer = self.agent().wait_for_result(WaitForResultRequest { id: id.to_owned() }).await?.into_inner();
-        serde_json::from_str(&answer.result)
-            .map_err(|error| AgentError::Refused(format!("failed to parse the job's result: {error}")))
+        let mut agent = self.agent().max_decoding_message_size(max_bytes.saturating_add(MESSAGE_HEADER_BYTES));
+        let answer = match agent.wait_for_result(WaitForResultRequest { id: id.to_owned() }).await {
+            // Agents have no results outside a range. The code is from this side of the connection.
+            Err(status) if status.code() == Code::OutOfRange => {
+                return Err(AgentError::InvalidResult(format!(
+                    "it has more than {} MiB, the maximum; agents shorten results, so update the agent, or check whether the job replaced it",
+                    max_bytes >> 20
+                )));
+            }
+            answer => answer?.into_inner(),
+        };
+        serde_json::from_str(&answer.result).map_err(|error| {
+            // The message can quote a text of any length.
+            let mut message = error.to_string();
+            cut(&mut message, MAX_PARSE_ERROR_BYTES);
+            AgentError::InvalidResult(message)
+        })
     }
 
     /// Waits until the job has reached the gate before its first user command. Returns whether the job waits there.

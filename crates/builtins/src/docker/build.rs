@@ -5,27 +5,32 @@ use std::time::Duration;
 
 use bollard::Docker;
 use bollard::models::ContainerCreateBody;
-use bollard::query_parameters::StartContainerOptions;
 use muster_agent_api::builtin::DockerContainer;
 use muster_agent_api::client::Reach;
 use muster_agent_api::container::{AGENT_DIR, DIRECTORIES, EXECUTABLE, MODE, MODE_CONTAINER, RUN_DIR, SERVE};
 use muster_steps::failure::Failure;
 use muster_steps::log::Log;
 use muster_steps::stop::StopToken;
+use muster_steps::style;
+use tokio::time::sleep;
 
 use super::agent_volume::AgentVolume;
 use super::cleanup::Objects;
-use super::engine::failed;
 use super::images::ResolvedImage;
 use super::output::{Output, Progress};
 use super::relay::Relay;
 use super::services::{self, Service};
 use super::socket::RunDirectory;
 use super::target::{Container, End};
-use super::{block, create, network};
+use super::{block, create, network, print, start};
 
 /// Maximum time from the start of the container until its agent accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
+/// Delay between two attempts to reach an agent that cannot announce that it accepts connections.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Warning in the log of a job whose container started while the engine could not be reached.
+const LOST_OUTPUT: &str =
+    "the connection to the engine was lost while the container started: output of the entrypoint may be missing";
 /// Advice for an image whose entrypoint does not run its arguments.
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
@@ -71,15 +76,25 @@ pub(super) async fn start(
     log: Arc<dyn Log>,
     stop: &StopToken,
 ) -> Result<Container, Failure> {
+    let lost_log = Arc::clone(&log);
     let output = Output::attach(engine, &id, log).await?;
     let name = &job.build.name;
-    let started = engine.start_container(&id, None::<StartContainerOptions>).await;
-    started.map_err(failed(format!("failed to start the container {name}")))?;
+    start::container(engine, &id, name, stop).await?;
     block::enforce(engine, job, &id, name).await?;
     let container = Container::watch(engine.clone(), id, job, objects.clone(), output, run_dir);
     let serves = async {
-        container.output.wait_for(Progress::Ready).await;
-        container.reach().await
+        if container.output.wait_for(Progress::Ready).await {
+            return container.reach().await;
+        }
+        // The container has ended, which `end` reports, or the connection with its output was lost, and the agent can no longer announce
+        // that it accepts connections.
+        loop {
+            sleep(RETRY_DELAY).await;
+            if let Ok(connection) = container.reach().await {
+                print(&*lost_log, &style::warning(LOST_OUTPUT));
+                return Ok(connection);
+            }
+        }
     };
     let failure = tokio::select! {
         biased;

@@ -29,6 +29,7 @@ mod relay;
 mod search;
 mod services;
 mod socket;
+mod start;
 mod target;
 
 use std::sync::Arc;

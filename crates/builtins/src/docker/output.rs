@@ -61,11 +61,11 @@ impl Output {
         Ok(Self { progress, tail, reading })
     }
 
-    /// Waits until the start has progressed this far. Never returns if the container ends before that. Cancel-safe.
-    pub(super) async fn wait_for(&self, progress: Progress) {
-        if self.progress.clone().wait_for(|reached| *reached >= progress).await.is_err() {
-            std::future::pending().await
-        }
+    /// Waits until the start has progressed this far. Cancel-safe.
+    ///
+    /// Returns whether it has. Otherwise, the output has ended: the container has ended, or the connection to the engine was lost.
+    pub(super) async fn wait_for(&self, progress: Progress) -> bool {
+        self.progress.clone().wait_for(|reached| *reached >= progress).await.is_ok()
     }
 
     /// Returns the progress of the start.

@@ -306,6 +306,10 @@ impl OpenTarget for Container {
         &self.project_dir
     }
 
+    fn image(&self) -> &str {
+        &self.image
+    }
+
     fn silence_timeout(&self) -> std::time::Duration {
         SILENCE_TIMEOUT
     }

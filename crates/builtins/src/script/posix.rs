@@ -10,7 +10,7 @@ use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{ScriptBlock, ScriptFrame, commands, echo_line, not_found, program};
+use super::{ScriptBlock, ScriptFrame, commands, echo_line, no_shell, program};
 use crate::context::Context;
 use crate::variables::ResolvedVariable;
 
@@ -24,7 +24,8 @@ const EXIT_CODE_CHECK: &str =
 
 /// Returns the command that starts the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
-    let shell = find_shell(&frame.script.shell)?;
+    let wanted = frame.script.shell.as_str();
+    let shell = find_shell(wanted).ok_or_else(|| no_shell(context, names(wanted)))?;
     // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
     // script sets all variables. Otherwise it sets only the variables that the environment cannot hold.
     let of_job = if frame.script.login || frame.script.debug {
@@ -37,20 +38,24 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     Ok(frame.shell_process(context, shell.path.clone(), args, Some(text(frame, shell.is_bash, &exports))))
 }
 
-/// Shell on this machine.
+/// Returns the names of the shells that can run a script for the shell `wanted`, the preferred one first.
+fn names(wanted: &str) -> &'static [&'static str] {
+    if wanted == "sh" { &["sh"] } else { &["bash", "sh"] }
+}
+
+/// Shell on this machine, or in this container.
 #[derive(Debug, Clone)]
 struct Shell {
     path: PathBuf,
     is_bash: bool,
 }
 
-fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
+fn find_shell(wanted: &str) -> Option<&'static Shell> {
     static BASH: OnceLock<Option<Shell>> = OnceLock::new();
     static SH: OnceLock<Option<Shell>> = OnceLock::new();
     let sh = || SH.get_or_init(|| program("sh").map(|path| Shell { path, is_bash: false })).as_ref();
     let bash = || BASH.get_or_init(|| program("bash").map(|path| Shell { path, is_bash: true })).as_ref();
-    let found = if wanted == "sh" { sh() } else { bash().or_else(sh) };
-    found.ok_or_else(|| not_found("neither bash nor sh; install one of them"))
+    names(wanted).iter().find_map(|name| if *name == "bash" { bash() } else { sh() })
 }
 
 /// Adds the commands of blocks, each after a command that prints it.

@@ -44,10 +44,10 @@ pub(crate) struct ArtifactName {
     pub(crate) filename: String,
 }
 
-/// The port. A repeated call has no further effect.
+/// The port for traces and the content of artifacts. A repeated call has no further effect.
 #[async_trait]
 pub(crate) trait Blobs: Send + Sync + fmt::Debug {
-    /// Appends bytes to a trace, if they start at its end and it stays within `max_bytes`.
+    /// Appends bytes that start at the end of a trace, unless the trace would become larger than `max_bytes`.
     async fn append_trace(&self, job: JobId, start: u64, bytes: Bytes, max_bytes: u64) -> Result<Appended, BlobError>;
 
     /// Returns the length and the CRC-32 checksum of a trace.

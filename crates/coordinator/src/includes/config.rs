@@ -78,7 +78,7 @@ impl IncludeConfig {
 /// How files of `include:remote` are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RemotePolicy {
-    /// Files are fetched. If that fails, a cached copy is used.
+    /// Files are fetched. If the network fails, a cached copy is used.
     #[default]
     Allowed,
     /// Only cached copies are used.

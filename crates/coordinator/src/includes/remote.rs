@@ -16,7 +16,7 @@ use super::pins::write_atomically;
 
 /// Maximum size of a remote file in bytes, the same as GitLab's.
 const MAX_REMOTE_BYTES: usize = 2 << 20;
-/// Maximum time for fetching all files of a pipeline, the same as GitLab's.
+/// Default of the maximum time for fetching all files of a pipeline, the same as GitLab's.
 pub(super) const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Divisor of the timeout: [`WaitCallback`] is called after one fifteenth of it.
 const WAIT_CALLBACK_DIVISOR: u32 = 15;

@@ -85,7 +85,7 @@ pub(super) fn resolve(git: &Git, git_ref: Option<&str>) -> Result<Option<String>
 
 /// Returns the content of a regular file below a directory.
 ///
-/// `None` if there is no such file, or if the path is absolute, starts with `.` or contains `..`.
+/// `None` if there is no such file, or if the path is absolute, starts with `./` or contains `..`.
 pub(super) fn read_in(directory: &Path, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
     if !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         return Ok(None);
@@ -107,8 +107,9 @@ pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Returns whether an error means that no file of this name can exist: it was not found, or its name is too long or contains a NUL
-/// character.
+/// Returns whether an error means that the file does not exist.
+///
+/// This is also the case if its name is too long or contains a NUL character.
 fn cannot_exist(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
     matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)

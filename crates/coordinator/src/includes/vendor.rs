@@ -156,7 +156,7 @@ impl Vendor {
         }
         let prefix = self.options.projects.as_ref().ok_or_else(|| {
             SourceError::Unreachable(format!(
-                "failed to fetch project `{project}`: this repository has no remote with a host to fetch from"
+                "failed to fetch project `{project}`: this repository has no remote with a host to fetch from; add one with `git remote add`"
             ))
         })?;
         let source = self.fetch(&repository_url(prefix, project), git_ref.as_deref().unwrap_or("HEAD"))?;
@@ -200,7 +200,7 @@ impl Vendor {
         let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]);
         let name = match fetched {
             Ok(_) => stored_ref,
-            // Some servers do not send a commit by its ID, and no server does by an abbreviated ID.
+            // Some servers do not send a commit by its full ID, and no server sends a commit by an abbreviated ID.
             Err(_) if is_commit(git_ref) => {
                 let all = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
                 let mut arguments = vec!["fetch", "--quiet"];

@@ -1,6 +1,6 @@
 //! Resolves the version of a component to a tag.
 
-/// Parses `1.2.3` or `v1.2.3`. `None` for pre-releases and other tags.
+/// Parses `1.2.3` or `v1.2.3`, and ignores build metadata (`+...`). `None` for pre-releases and other tags.
 pub(super) fn parse(text: &str) -> Option<(u64, u64, u64)> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let text = text.split_once('+').map_or(text, |(text, _)| text);

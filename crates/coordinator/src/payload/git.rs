@@ -34,8 +34,8 @@ fn depth(assignment: &JobAssignment<'_>, variables: &[Variable]) -> i64 {
 
 /// Returns the refspecs to fetch.
 ///
-/// The first refspec is the ref that protects the pipeline's commit from deletion. The others are the branch or tag, or for the full
-/// history all branches and tags.
+/// The first refspec is the ref that protects the pipeline's commit from deletion. For the full history, all branches and tags follow.
+/// Otherwise, the branch or tag follows, or nothing for a merge request.
 fn refspecs(assignment: &JobAssignment<'_>, depth: i64, is_tag: bool) -> Vec<String> {
     let pipeline = assignment.pipeline_id;
     let name = &assignment.context.ref_name;

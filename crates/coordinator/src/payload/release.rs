@@ -10,8 +10,8 @@ const CHECK: &str = "command -v glab >/dev/null || { echo \"release: the program
 
 /// Logs in to the coordinator.
 ///
-/// The address does not come from `CI_SERVER_URL`. That can be the server of the project's remote, and a job's token must not replace
-/// the user's login there.
+/// The address does not come from `CI_SERVER_URL`, which can be the server of the project's remote. A job's token must not replace the
+/// user's login to that server.
 const LOGIN: [&str; 3] = [
     "export GITLAB_HOST=\"${CI_API_V4_URL%/api/v4}\"",
     "coordinator=\"${GITLAB_HOST#*://}\"",

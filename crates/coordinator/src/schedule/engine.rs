@@ -12,7 +12,7 @@ use super::pipelines::Pipelines;
 use super::restore::{RestoreError, StoredPipeline};
 use super::state::{PipelineState, new_jobs};
 
-/// Maximum delay of a timer. A delayed job whose timer fires later fails as `stale_schedule`.
+/// Maximum time between the end of a delay and its timer event. A delayed job whose event is later fails as `stale_schedule`.
 const STALE_AFTER: Duration = Duration::from_secs(60 * 60);
 
 /// All pipelines of one project, with the state of each job. The [module](super) documentation describes how to use it.
@@ -32,7 +32,7 @@ pub(super) struct Work {
     pub(super) wake: VecDeque<(PipelineId, usize)>,
     /// Jobs that became active again. The jobs that were skipped because of them wait again.
     pub(super) revived: VecDeque<(PipelineId, usize)>,
-    /// Lowest stage from which on skipped jobs without `needs` were already revived, by pipeline.
+    /// By pipeline: first stage whose skipped jobs without `needs` were already revived, like those of all later stages.
     pub(super) revived_from: BTreeMap<PipelineId, usize>,
     /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,

@@ -38,7 +38,9 @@ pub struct JobState {
     ///
     /// Comes from `allow_failure`. Also set when a failure has one of the listed exit codes.
     pub failure_allowed: bool,
-    /// Whether a user named or played the job, or this record is a retry. Such a job needs no manual start and no delay.
+    /// Whether a user played the job or named it in [`PipelineOptions::play`], or this record is a retry.
+    ///
+    /// Such a job needs no manual start and no delay.
     pub requested_by_user: bool,
     /// Whether this record or an earlier one of the job has run (for `auto_cancel`).
     pub started: bool,

@@ -41,8 +41,8 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
 
 /// Returns the indexes of the jobs that determined when the pipeline ended, first to last.
 ///
-/// The last job of the path is the job that ended last. Before each job comes, of the jobs that it waited for, the job that ended last. A
-/// job without an interval did not run. It is left out, and its predecessor takes its place.
+/// The last job of the path is the job that ended last. The predecessor of a job is the job that ended last among the jobs that it waited
+/// for. A job without an interval did not run: it is left out, and its own predecessor takes its place.
 #[must_use]
 pub fn critical_path(graph: &Graph, intervals: &[Option<RunInterval>]) -> Vec<usize> {
     let end = |job_index: usize| intervals.get(job_index).copied().flatten().map(|interval| interval.end);

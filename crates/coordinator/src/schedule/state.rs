@@ -1,7 +1,7 @@
 //! The state of one pipeline: the state of each job, and counters that show which jobs are ready without a scan of all jobs.
 //!
 //! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job: a job that later
-//!   jobs must wait for. A job without `needs` can start exactly if it is in this stage. All these jobs have the same input: the
+//!   jobs must wait for. A job without `needs` can start if and only if it is in this stage. All these jobs have the same input: the
 //!   composite status of the earlier stages.
 //! - For a job with `needs`, the number of unfinished needs is counted.
 //!
@@ -266,7 +266,7 @@ impl PipelineState {
         }
     }
 
-    /// Returns all created jobs that do not wait for other jobs: each can be started, delayed or skipped now.
+    /// Returns all created jobs that do not wait for other jobs: each can be started, delayed, skipped or set to `manual` now.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (PipelineId, usize)> + '_ {
         (0..self.jobs.len())
             .filter(|&job_index| self.readiness(job_index) != Readiness::NotYet)
@@ -290,8 +290,8 @@ impl PipelineState {
         if !condition_met(node.when, job.requested_by_user, input, has_needs) {
             return Readiness::Skip;
         }
-        // A need that did not run makes the input complete while other needs still run. That is enough to skip a job early, but not to
-        // start one with `when: always` before all its needs have ended.
+        // A need that did not run makes the input complete while other needs still run. A complete input is enough to skip a job early.
+        // A job with `when: always` must not start before all its needs have ended.
         if self.pending_needs.get(job_index).is_some_and(|pending| *pending > 0) {
             return Readiness::NotYet;
         }

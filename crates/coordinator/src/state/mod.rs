@@ -68,7 +68,7 @@ struct Records {
     newest: Vec<JobId>,
     /// Job indexes, by the full name of the job.
     indexes: HashMap<String, usize>,
-    /// Indexes of jobs that uploaded an archive or a dotenv report.
+    /// Indexes of jobs that uploaded an artifact of any kind.
     producers: BTreeSet<usize>,
 }
 
@@ -120,14 +120,14 @@ impl CoordinatorState {
         self.jobs.get(records.newest.get(*records.indexes.get(name)?)?)
     }
 
-    /// Returns the newest records of the jobs that uploaded an archive or a dotenv report, by job index.
+    /// Returns the newest records of the jobs that uploaded an artifact of any kind, by job index.
     pub(crate) fn producers(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let records = self.records.get(&pipeline);
         let indexes = records.into_iter().flat_map(|records| &records.producers);
         indexes.filter_map(move |job_index| self.jobs.get(records?.newest.get(*job_index)?))
     }
 
-    /// Records that a job uploaded an archive or a dotenv report.
+    /// Records that a job uploaded an artifact.
     pub(crate) fn record_producer(&mut self, job: JobId) {
         let Some(row) = self.jobs.get(&job) else { return };
         if let Some(records) = self.records.get_mut(&row.pipeline) {

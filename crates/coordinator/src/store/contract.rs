@@ -193,7 +193,7 @@ pub(super) async fn rows(store: &dyn Store) {
     }
     let found = store.family(Member::Job(JobId(1))).await.expect("failed to read");
     assert_eq!((found.jobs, found.artifacts), (vec![job], vec![artifact]));
-    let [found] = found.pipelines.as_slice() else { panic!("one pipeline") };
+    let [found] = found.pipelines.as_slice() else { panic!("not exactly one pipeline") };
     assert_eq!((found.status, found.finished_at, &found.detail), (row.status, row.finished_at, &row.detail));
     assert_eq!((found.root, found.open, found.parent), (row.root, row.open, row.parent));
     assert_eq!((&found.compiled, found.spec.source()), (&row.compiled, row.spec.source()));

@@ -2,7 +2,7 @@
 //!
 //! A store makes no decisions. One coordinator writes to it, one batch at a time, and a batch is one transaction. Reads may run at the
 //! same time as a write and see whole batches only. Work that is *open* is read at the start. A finished pipeline is read when a
-//! caller requests it, together with its parents and children (its *family*).
+//! caller requests it, together with its *family*: all pipelines with the same root.
 //!
 //! [`sqlite`] stores the rows in a file, [`memory`] in this process. Both pass the same tests (`contract`).
 
@@ -71,7 +71,7 @@ impl Changes<'_> {
     }
 }
 
-/// Rows that belong together. Each list is ordered by ID.
+/// Rows that belong together. Runners, pipelines and jobs are ordered by ID.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) runners: Vec<RunnerRow>,

@@ -106,7 +106,7 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
     harness.clock.advance(Duration::from_secs(59));
     manager.next_job_with_key(Some("l")).await;
     harness.clock.advance(Duration::from_secs(60));
-    assert_ne!(manager.next_job().await.token, silent.token, "the second accept timeout also ends");
+    assert_ne!(manager.next_job().await.token, silent.token, "the job is requeued when the restarted timeout ends");
 }
 
 /// Two-phase commit (docs/spec/runner-api.md, section 2.6): a manager that prepares a job reports `pending`. The job stays assigned as
@@ -140,7 +140,10 @@ async fn acceptance_is_idempotent_and_ends_the_preparation() {
     let assigned = manager.next_job().await;
     manager.report_running(&assigned).await;
     manager.report_running(&assigned).await;
-    let rejected = manager.update(&assigned, "pending", |_| {}).await.expect_err("it was accepted");
+    let rejected = manager
+        .update(&assigned, "pending", |_| {})
+        .await
+        .expect_err("a `pending` report succeeded after the acceptance");
     assert!(matches!(rejected, ServiceError::Conflict(_)), "{rejected}");
     harness.clock.advance(Duration::from_secs(600));
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);

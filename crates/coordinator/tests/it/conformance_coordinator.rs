@@ -23,13 +23,13 @@ fn status(view: &PipelineView, name: &str) -> Option<JobStatus> {
 async fn child_of(harness: &Harness, parent: PipelineId, name: &str) -> PipelineId {
     let view =
         harness.wait_until(parent, |view| view.job(name).is_some_and(|bridge| bridge.downstream.is_some())).await;
-    view.job(name).and_then(|bridge| bridge.downstream).expect("a child")
+    view.job(name).and_then(|bridge| bridge.downstream).expect("no child")
 }
 
 /// Returns the failure reason and the message of the bridge `name`.
 async fn failure_of(harness: &Harness, parent: PipelineId, name: &str) -> (Option<FailureReason>, String) {
     let view = harness.wait_until(parent, |view| status(view, name) == Some(JobStatus::Failed)).await;
-    let bridge = view.job(name).expect("the bridge");
+    let bridge = view.job(name).expect("no bridge");
     (bridge.failure_reason, bridge.message.clone().unwrap_or_default())
 }
 
@@ -328,7 +328,7 @@ async fn pipeline_with_a_cycle_of_needs_is_rejected() {
         |name: &str| muster_pipeline::model::Need::Job { name: name.to_owned(), artifacts: true, optional: false };
     cycle.needs = Some(vec![need("a")]);
     let new = crate::support::new_pipeline(pipeline(vec![vec![cycle]]), std::sync::Arc::new(Files(Vec::new())));
-    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle");
+    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle was accepted");
     assert!(error.to_string().contains("`a`"), "{error}");
     assert!(harness.coordinator.pipelines(None, 10).await.expect("the coordinator is not running").is_empty());
 }

@@ -294,7 +294,7 @@ fn missing_secret_error_names_the_configuration() {
     let mut fixture = JobFixture::new();
     fixture.work.secrets =
         vec![("PASSWORD".to_owned(), json!({"vault": "a/b"})), ("PLAIN".to_owned(), json!({"file": false}))];
-    let error = fixture.try_payload().expect_err("no value");
+    let error = fixture.try_payload().expect_err("built a payload without the secret");
     assert!(matches!(&error, PayloadError::MissingSecret { secret, .. } if secret == "PASSWORD"));
     let text = error.to_string();
     assert!(text.contains("PASSWORD") && text.contains("[[secrets]]") && text.contains("ci.toml"), "{text}");
@@ -372,7 +372,7 @@ fn verified(fixture: &JobFixture, token: &str) -> Value {
     let point = [vec![4], coordinate("x"), coordinate("y")].concat();
     let (text, signature) = token.rsplit_once('.').unwrap_or_default();
     let result = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point).verify(text.as_bytes(), &decode(signature));
-    assert!(result.is_ok(), "the signature of {token}");
+    assert!(result.is_ok(), "invalid signature of {token}");
     let (header, claims) = text.split_once('.').unwrap_or_default();
     let header: Value = serde_json::from_slice(&decode(header)).unwrap_or_default();
     assert_eq!((&header["alg"], &header["kid"]), (&json!("ES256"), &key["kid"]));

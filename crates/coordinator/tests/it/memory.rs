@@ -95,7 +95,7 @@ async fn manual_job_of_a_finished_pipeline_can_be_played() {
     let view = harness.view(id).await;
     assert_eq!(view.summary.status, JobStatus::Success);
     let deploy = view.job("deploy").expect("no job").id;
-    harness.coordinator.play_job(deploy, Vec::new()).await.expect("a manual job");
+    harness.coordinator.play_job(deploy, Vec::new()).await.expect("the job is not manual");
     let assigned = manager.next_job().await;
     assert_eq!(assigned.id, deploy);
     manager.succeed(&assigned).await;

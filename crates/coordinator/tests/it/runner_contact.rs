@@ -16,7 +16,7 @@ use crate::support::{Harness, job, zip_of};
 async fn contacted_at(harness: &Harness) -> i64 {
     let options = SqliteConnectOptions::new().filename(harness.dir.path().join("coordinator.db")).read_only(true);
     let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");
-    let row = sqlx::query("SELECT contacted_at FROM managers").fetch_one(&mut database).await.expect("a manager");
+    let row = sqlx::query("SELECT contacted_at FROM managers").fetch_one(&mut database).await.expect("no manager");
     row.get("contacted_at")
 }
 

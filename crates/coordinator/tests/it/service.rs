@@ -36,7 +36,7 @@ async fn job_runs_from_request_to_success() {
     manager.fail(&test, "script_failure", Some(3)).await;
     let view = harness.view(pipeline).await;
     assert_eq!(view.summary.status, JobStatus::Failed);
-    let test = view.job("test").expect("test");
+    let test = view.job("test").expect("no job `test`");
     assert_eq!((test.exit_code, test.failure_reason), (Some(3), Some(FailureReason::ScriptFailure)));
     assert!(test.queued_at.is_some() && test.started_at.is_some() && test.finished_at.is_some());
     assert_eq!(harness.coordinator.read_trace(build.id, 0).await.expect("failed to read"), "hello\n");
@@ -112,7 +112,7 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
                 }
                 monitor
                     .record(view.id, JobSnapshot { status: view.status, assignment: *assignment, is_active: false })
-                    .expect("J1, J2");
+                    .expect("J1 or J2 was violated");
             }
         }
     });
@@ -192,8 +192,8 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
         jobs.into_iter().map(|job| (job.started_at.expect("did not run"), job.finished_at)).collect::<Vec<_>>()
     };
     let grouped = times(grouped);
-    at_most(1, grouped).expect("J4");
-    at_most(1, times(ungrouped)).expect_err("jobs outside the group run in parallel");
+    at_most(1, grouped).expect("J4 was violated");
+    at_most(1, times(ungrouped)).expect_err("jobs outside the group did not run in parallel");
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn job_tokens_are_valid_for_one_job() {
     assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
     second.token = "glcbt-invented".to_owned();
     assert_eq!(forbidden(manager.update(&second, "success", |_| {}).await), None);
-    let bad = manager.update(&first, "invalid", |_| {}).await.expect_err("an invalid state");
+    let bad = manager.update(&first, "invalid", |_| {}).await.expect_err("an invalid state was accepted");
     assert!(matches!(bad, ServiceError::BadRequest(_)), "{bad}");
 }
 
@@ -350,8 +350,10 @@ async fn runners_register_verify_reset_and_unregister() {
         runner.id
     );
     assert_eq!(forbidden(service.verify(as_manager("unknown", "s_1")).await), None);
-    let missing =
-        service.unregister_manager(as_manager(&runner.token, "s_2")).await.expect_err("the manager does not exist");
+    let missing = service
+        .unregister_manager(as_manager(&runner.token, "s_2"))
+        .await
+        .expect_err("deleted a manager that does not exist");
     assert!(matches!(missing, ServiceError::NotFound(_)), "{missing}");
     service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("failed to delete");
     let renewed = service.reset_token(runner.token.clone()).await.expect("failed to reset the token");
@@ -404,8 +406,11 @@ async fn expired_runner_tokens_are_rejected() {
 #[tokio::test]
 async fn registration_and_token_resets_can_be_disabled() {
     let harness = Harness::open().await;
-    let rejected =
-        harness.coordinator.register(RegisterRequest::default()).await.expect_err("registration is disabled");
+    let rejected = harness
+        .coordinator
+        .register(RegisterRequest::default())
+        .await
+        .expect_err("registered although registration is disabled");
     assert!(matches!(rejected, ServiceError::Gone(_)), "{rejected}");
     let known = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
     assert_eq!(forbidden(harness.coordinator.reset_token_with_pat(known.id, String::new()).await), None);

@@ -137,14 +137,14 @@ async fn open_error_names_the_directory() {
     let dir = tempfile::tempdir().expect("failed to create a directory");
     let file = dir.path().join("file");
     std::fs::write(&file, "x").expect("failed to create a file");
-    let error = Coordinator::open(Options::new(file.join("state"))).await.expect_err("below a file");
+    let error = Coordinator::open(Options::new(file.join("state"))).await.expect_err("opened a directory below a file");
     assert!(matches!(error, OpenError::Unwritable { .. }), "{error}");
     assert!(error.to_string().contains("file/state"), "{error}");
-    let error = History::open(dir.path()).await.expect_err("no run");
+    let error = History::open(dir.path()).await.expect_err("opened a directory without a run");
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
     std::fs::write(dir.path().join("coordinator.db"), "this is not a database, but a text of some length")
         .expect("failed to create a file");
-    let error = Coordinator::open(Options::new(dir.path())).await.expect_err("not a database");
+    let error = Coordinator::open(Options::new(dir.path())).await.expect_err("opened a file that is not a database");
     assert!(matches!(error, OpenError::Database { .. }), "{error}");
 }
 
@@ -162,9 +162,9 @@ async fn database_of_a_newer_version_is_not_changed() {
     .await
     .expect("failed to insert a migration");
     database.close().await.expect("failed to close");
-    let error = Coordinator::open(Options::new(harness.dir.path())).await.expect_err("newer");
+    let error = Coordinator::open(Options::new(harness.dir.path())).await.expect_err("opened a newer database");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
-    let error = History::open(harness.dir.path()).await.expect_err("newer");
+    let error = History::open(harness.dir.path()).await.expect_err("read a newer database");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
 }
 
@@ -232,7 +232,7 @@ async fn full_disk(dir: &Path) {
 
     let filler = dir.join("filler");
     fill(&filler);
-    let error = manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("no space for the log");
+    let error = manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("wrote a log to a full disk");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
     // The database first uses its free pages, and is full afterwards. No job of these pipelines matches the manager.
     let mut tagged = job("other");
@@ -258,9 +258,10 @@ async fn full_disk(dir: &Path) {
     assert!(problem.await.expect("no event").to_lowercase().contains("no space left"));
     let summary = coordinator.pipeline(id).await.expect("failed to read").summary;
     assert!(summary.problems.iter().any(|problem| problem.contains("no space left")), "{summary:?}");
-    let rejected = manager.update(&assigned, "success", |_| {}).await.expect_err("not durable, not acknowledged");
+    let rejected =
+        manager.update(&assigned, "success", |_| {}).await.expect_err("acknowledged a change that is not durable");
     assert!(matches!(rejected, ServiceError::StorageFull(_)), "{rejected}");
-    let full = Coordinator::open(Options::new(dir.join("other"))).await.expect_err("no space for another");
+    let full = Coordinator::open(Options::new(dir.join("other"))).await.expect_err("created a database on a full disk");
     assert!(matches!(full, OpenError::DiskFull { .. }), "{full}");
 
     std::fs::remove_file(&filler).expect("failed to delete the filler");

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use muster_agent_api::client::{AgentConnection, AgentError, Reach as _, Silence};
-use muster_agent_api::result::JobResult;
+use muster_agent_api::result::{JobResult, MAX_RESULT_BYTES};
 use muster_agent_api::step_runner::FollowLogsResponse;
 use tokio::time::{Instant, sleep_until};
 use tonic::Streaming;
@@ -81,6 +81,7 @@ impl JobActor {
                     continue;
                 }
                 Err(AgentError::Refused(message)) => return FollowOutcome::AgentRefused(message),
+                Err(error @ AgentError::InvalidResult(_)) => return FollowOutcome::AgentRefused(error.to_string()),
                 // A restarted agent waits for `Run` if the user's first command had not started (R3, J2).
                 Err(AgentError::Unknown) => match self.dispatch().await {
                     Ok(DispatchOutcome::Accepted { .. }) => AgentError::Unknown,
@@ -204,7 +205,7 @@ impl JobActor {
         let stop = self.runner.cancel.clone();
         let mut canceled = false;
         // The result is requested before the job ends, so that it arrives together with the end of the log.
-        let mut result = pin!(connection.wait(id));
+        let mut result = pin!(connection.wait(id, MAX_RESULT_BYTES));
         let mut early_result: Option<Result<JobResult, AgentError>> = None;
         let mut has_tried_release = false;
         loop {
@@ -261,7 +262,7 @@ impl JobActor {
         let result = match early_result {
             None => result.await?,
             Some(Ok(result)) => result,
-            Some(Err(_)) => connection.wait(id).await?,
+            Some(Err(_)) => connection.wait(id, MAX_RESULT_BYTES).await?,
         };
         self.progress.reach(AgentProgress::Executed);
         self.uploader.set_ended();

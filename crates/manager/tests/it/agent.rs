@@ -87,9 +87,16 @@ impl FakeAgent {
 
     /// Ends a job.
     pub(crate) fn finish(&self, id: &str, outcome: Outcome) {
+        self.finish_with(id, outcome, |_| {});
+    }
+
+    /// Ends a job with a result that `change` has changed.
+    pub(crate) fn finish_with(&self, id: &str, outcome: Outcome, change: impl FnOnce(&mut JobResult)) {
         self.change(|spool| {
             let job = spool.jobs.get_mut(id).unwrap();
-            job.result = Some(result(&job.log, outcome));
+            let mut result = result(&job.log, outcome);
+            change(&mut result);
+            job.result = Some(result);
         });
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster_agent_api::result::Outcome;
+use muster_agent_api::result::{MAX_RESULT_BYTES, Outcome};
 use muster_config::settings::Settings;
 use muster_job::{FailureReason, JobStatus, TerminationCause};
 use muster_manager::{ControlCommand, ManagerError};
@@ -260,6 +260,19 @@ async fn job_refused_by_agent_is_system_failure() {
     let _manager = harness.manager().await;
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert!(job.text().contains("(system failure): no space left"), "{}", job.text());
+}
+
+#[tokio::test]
+async fn result_that_no_agent_returns_is_rejected_before_it_is_read() {
+    for (length, is_rejected) in [(MAX_RESULT_BYTES / 2, false), (MAX_RESULT_BYTES, true)] {
+        let (harness, _manager) = with_started_job().await;
+        harness.agent.finish_with(RUN, Outcome::Success, |result| result.tree.message = "x".repeat(length));
+        let job = harness.coordinator.wait_for_end(JOB).await;
+        let text = job.text();
+        assert_eq!(text.contains("invalid result of the job: it has more than 8 MiB"), is_rejected, "{text}");
+        let state = if is_rejected { "failed" } else { "success" };
+        assert_eq!(job.updates.last().unwrap().state, state);
+    }
 }
 
 #[tokio::test]

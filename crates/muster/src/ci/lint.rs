@@ -20,7 +20,7 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
         let reason = compiled.not_created.as_ref().map(|cause| cause.reason.to_string());
         let report =
             json!({ "valid": !compiled.has_errors(), "jobs": jobs, "not_created": reason, "findings": findings });
-        ui::outln(&serde_json::to_string_pretty(&report).unwrap_or_default());
+        ui::out(&ui::json(&report));
         return Ok(status);
     }
     if args.preview {

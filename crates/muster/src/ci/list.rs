@@ -20,7 +20,7 @@ pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
     match args.output {
         ListOutput::Json => {
             let entries: Vec<_> = jobs.iter().map(entry).chain(excluded.iter().map(excluded_entry)).collect();
-            ui::outln(&serde_json::to_string_pretty(&entries).unwrap_or_default());
+            ui::out(&ui::json(&entries));
         }
         ListOutput::Csv => ui::out(&csv(jobs, excluded)),
         ListOutput::Table => {

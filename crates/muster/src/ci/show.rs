@@ -256,7 +256,7 @@ fn results_text(job: &JobView) -> Result<String, CiError> {
         let name = ui::plain(&job.name);
         CiError::Failed(format!("job `{name}` has no result tree; only a job that ended at an agent has one"))
     })?;
-    Ok(format!("{tree:#}\n"))
+    Ok(ui::json(tree))
 }
 
 /// Formats the resource usage of a job as one line.

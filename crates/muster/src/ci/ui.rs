@@ -159,6 +159,32 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// Formats a value as indented JSON that ends with a line break. Its texts cannot send commands to the terminal.
+pub(crate) fn json(value: &impl serde::Serialize) -> String {
+    let mut text = escape_controls(&serde_json::to_string_pretty(value).unwrap_or_default());
+    text.push('\n');
+    text
+}
+
+/// Formats a value as JSON in one line, without a line break. Its texts cannot send commands to the terminal.
+pub(crate) fn json_line(value: &serde_json::Value) -> String {
+    escape_controls(&value.to_string())
+}
+
+/// Escapes the control characters in the texts of a JSON document. JSON itself requires this only for the first 32, and parsers read the same
+/// values.
+fn escape_controls(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len() + 1);
+    for c in json.chars() {
+        if c.is_control() && c != '\n' {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
 /// Truncates the text to `columns` characters. If the text was longer, the last character is an ellipsis.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
@@ -242,5 +268,17 @@ mod tests {
     #[test]
     fn plain_text_has_no_terminal_commands() {
         assert_eq!(plain("a\u{1b}[2Jb"), "a\u{fffd}[2Jb");
+    }
+
+    #[test]
+    fn json_has_no_terminal_commands_and_the_same_value() {
+        // U+009B starts a command, like ESC and `[`. JSON allows it in a text.
+        let value = serde_json::json!({ "name\u{9b}2J": ["é\u{7f}\u{1b}[2J\n"], "more": {} });
+        let text = json(&value);
+        assert!(text.chars().all(|c| !c.is_control() || c == '\n') && text.contains("é\\u007f\\u001b"), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        let line = json_line(&value);
+        assert!(!line.contains(char::is_control), "{line}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap(), value);
     }
 }

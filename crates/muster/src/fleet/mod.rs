@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use muster_taskscaler::operator::OperatorAction;
 
-use crate::ci;
+use crate::ci::{self, ui};
 
 mod explain;
 mod operate;
@@ -69,11 +69,5 @@ fn run_query(work: impl Future<Output = ExitCode>) -> ExitCode {
 
 /// Prints an answer as JSON.
 fn print_json(answer: &impl serde::Serialize) -> ExitCode {
-    match serde_json::to_string_pretty(answer) {
-        Ok(text) => ci::print(format!("{text}\n").as_bytes()),
-        Err(error) => {
-            ci::ui::report(&error);
-            ExitCode::from(2)
-        }
-    }
+    ci::print(ui::json(answer).as_bytes())
 }

@@ -387,5 +387,5 @@ fn json(outcomes: &[Outcome], args: &SimulateArgs, jobs: usize) -> String {
             })
         })
         .collect();
-    format!("{:#}\n", serde_json::json!({ "seed": args.seed, "jobs": jobs, "policies": policies }))
+    ui::json(&serde_json::json!({ "seed": args.seed, "jobs": jobs, "policies": policies }))
 }

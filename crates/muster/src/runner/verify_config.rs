@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use muster_config::{self as config, Effective, FindPlugin, HostFacts, Loaded, Problem, ProblemLocation, Severity};
 use serde_json::{Value, json};
 
+use crate::ci::ui;
 use crate::config_file::ConfigArg;
 
 /// Codes of problems that violate the format, regardless of their severity.
@@ -108,7 +109,7 @@ fn print_problems(path: &Path, problems: &[Problem]) {
 fn json_report(path: &Path, valid: bool, problems: &[Problem], values: &Value) -> String {
     let problems: Vec<_> = problems.iter().map(problem_json).collect();
     let report = json!({ "file": path.display().to_string(), "valid": valid, "values": values, "problems": problems });
-    format!("{}\n", serde_json::to_string_pretty(&report).unwrap_or_default())
+    ui::json(&report)
 }
 
 fn value_json(value: &Effective) -> Value {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_agent_api::client::{AgentConnection, AgentError, Unreachable};
-use muster_agent_api::result::JobResult;
+use muster_agent_api::result::{JobResult, MAX_FULL_RESULT_BYTES};
 use muster_agent_api::step_runner::RunRequest;
 use muster_executor::host::{HostOptions, find_or_start_agent};
 use muster_executor::{Directories, ExecutorError};
@@ -79,7 +79,7 @@ impl LocalAgent {
         while let Some(chunk) = chunks.message().await.map_err(AgentError::from)? {
             log(&chunk.data);
         }
-        Ok(self.connection.wait(&id).await?)
+        Ok(self.connection.wait(&id, MAX_FULL_RESULT_BYTES).await?)
     }
 
     /// Ends the agent, with everything that it still runs, and removes its files.

@@ -44,7 +44,7 @@ const MAX_SUGGESTIONS: usize = 20;
 pub struct Loaded {
     /// The merged tree, always a map. After errors it may be empty or incomplete.
     pub root: Node,
-    /// The texts that were read. The first is the root file.
+    /// The texts that were read. The first is the root file or, for a child pipeline, the first entry of `trigger:include`.
     pub sources: SourceMap,
     /// Errors and warnings.
     pub diagnostics: Vec<Diagnostic>,
@@ -68,7 +68,9 @@ impl Loaded {
     }
 }
 
-/// A file of an include entry, and what happened to it. An entry that refers to several files has one record per file.
+/// A file of an include entry, and what happened to it.
+///
+/// An entry that refers to several files has one record per file. An entry that its rules exclude has one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncludeRecord {
     /// The file, such as `local ci/build.yml`.
@@ -86,9 +88,9 @@ pub struct IncludeRecord {
 pub enum IncludeOutcome {
     /// The file was merged. The spans of its keys refer to this source.
     Merged(SourceId),
-    /// The rules of the entry excluded it.
+    /// The rules of the entry excluded the file.
     ExcludedByRules,
-    /// The file could not be read, or its inputs are invalid. A diagnostic reports the error.
+    /// The file could not be read, its integrity check failed, or its header or inputs are invalid. A diagnostic reports the error.
     Failed,
     /// The file cannot be reached from this machine and was skipped with a warning
     /// ([`Context::stubs_includes`]).

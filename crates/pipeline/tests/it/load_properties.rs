@@ -115,7 +115,11 @@ fn growing_inputs_are_rejected() {
     );
     let project = project().file("n.yml", text);
     let found = errors(&project.load("include: n.yml").diagnostics);
-    assert!(found.len() == 1 && found[0].contains("the value of `l` nests lists and maps"), "{found:?}");
+    assert!(
+        found.len() == 1
+            && found[0].contains("with the value of `l`, lists and maps are nested more than 150 levels deep"),
+        "{found:?}"
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use muster_agent_api::client::{self, AgentError, RunOptions};
-use muster_agent_api::result::{JobResult, StepNode, remove_calls};
+use muster_agent_api::result::{JobResult, MAX_RESULT_BYTES, StepNode, remove_calls};
 use muster_agent_api::step_runner::RunRequest;
 use muster_job::{TerminationCause, go_duration};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -56,7 +56,7 @@ impl<J: Job> Engine<J> {
         self.close_section(step.section_name(), &step.policy.title);
         *nodes = beside.into_nodes();
         let target = target?;
-        let result = match self.job.delegate_request(target.project_dir(), &delegation.steps) {
+        let result = match self.job.delegate_request(&*target, &delegation.steps) {
             Ok(request) => match self.job.wait_until_user_code_may_run(&cancellation.stop).await {
                 Ok(()) => self.run_at(&*target, &request, cancellation).await,
                 Err(failure) => Err(failure),
@@ -123,6 +123,10 @@ impl<J: Job> Engine<J> {
         let lost_error =
             |reason: &dyn std::fmt::Display| Failure::System(format!("the agent of the step was lost: {reason}"));
         let silence_timeout = target.silence_timeout();
+        let max_result_bytes = self
+            .job
+            .development()
+            .map_or(MAX_RESULT_BYTES, muster_agent_api::development::Development::max_result_bytes);
         let running = async {
             let sent = AtomicBool::new(false);
             let options = RunOptions {
@@ -136,7 +140,7 @@ impl<J: Job> Engine<J> {
             let no_answer = |_| AgentError::Broken(format!("no answer within {} s", silence_timeout.as_secs()));
             accepted.await.map_err(no_answer).flatten().map_err(|error| lost_error(&error))?;
             let copy = |bytes: &[u8]| log.write(Stream::Output, bytes);
-            let result = client::follow_to_end(target, &request.id, silence_timeout, copy).await;
+            let result = client::follow_to_end(target, &request.id, silence_timeout, max_result_bytes, copy).await;
             let result = result.map_err(|error| lost_error(&error))?;
             if let Err(error) = client::close(target, &request.id, CALL_TIMEOUT).await {
                 tracing::warn!(%error, "failed to close the job at the agent of a step, removing its environment");

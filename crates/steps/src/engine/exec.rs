@@ -18,6 +18,7 @@ use crate::definition::StepFile;
 use crate::lines;
 use crate::log::Log;
 use crate::process::{Command, ProcessEnd, RunError, find_program};
+use crate::shell::shell_not_found;
 use muster_files::Limit;
 
 /// Maximum size of an output or export file.
@@ -80,9 +81,7 @@ impl UserSteps<'_> {
         result: &mut Option<ExecResult>,
     ) -> Result<(), StepError> {
         let shell = find_program("bash").or_else(|| find_program("sh"));
-        let shell = shell.ok_or_else(|| {
-            StepError::Step("shell not found: this machine has neither bash nor sh; install one of them".to_owned())
-        })?;
+        let shell = shell.ok_or_else(|| StepError::Step(shell_not_found(&["bash", "sh"], self.image)))?;
         *result = Some(ExecResult::new(vec![shell.display().to_string()], self.work_dir));
         let stdin = format!("eval '{}' </dev/null\n", text.replace('\'', r"'\''"));
         self.process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes()), result).await

@@ -46,7 +46,7 @@ use muster_job::StepPolicy;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::builtin::{Call, Role, Step};
+use crate::builtin::{Call, OpenTarget, Role, Step};
 use crate::bundled::BundledSteps;
 pub use crate::disk::DiskError;
 use crate::failure::Failure;
@@ -81,6 +81,12 @@ pub trait Job: Send + Sync + 'static {
 
     /// Returns the path of the job's directory. It is the same during the whole job.
     fn work_dir(&self) -> &Path;
+
+    /// Returns the image of the container in which the steps run. Empty means that they run on this machine.
+    #[expect(clippy::unnecessary_literal_bound, reason = "an implementation returns a name that it owns")]
+    fn image(&self) -> &str {
+        ""
+    }
 
     /// Returns the directory for temporary files of the steps. It is private to the job.
     fn temp_dir(&self) -> &Path;
@@ -137,11 +143,11 @@ pub trait Job: Send + Sync + 'static {
     /// Sets `CI_JOB_STATUS` for the job's processes.
     fn set_status(&self, status: &'static str);
 
-    /// Returns the request for a second agent to run these steps in `project_dir`.
+    /// Returns the request for the agent of this environment to run these steps.
     ///
     /// # Errors
     /// [`Failure`] if the steps cannot be serialized.
-    fn delegate_request(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
+    fn delegate_request(&self, target: &dyn OpenTarget, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
 
     /// Masks values in the log and in the result from now on.
     fn mask_values(&self, _values: &[String]) {}

@@ -177,6 +177,8 @@ pub(super) struct UserSteps<'a> {
     /// Whether the lock file of the checkout pins the remote steps.
     pub(super) obeys_lock_file: bool,
     pub(super) work_dir: &'a Path,
+    /// Image of the container in which the steps run. Empty means that they run on this machine.
+    pub(super) image: &'a str,
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Arc<Mutex<IndexMap<String, String>>>,
@@ -273,6 +275,7 @@ impl<'a> UserSteps<'a> {
             policy: None,
             obeys_lock_file: true,
             work_dir: job.work_dir(),
+            image: job.image(),
             temp_dir: job.temp_dir(),
             exports: Arc::default(),
             is_step_file,

@@ -168,12 +168,27 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     find_in(&std::env::var_os("PATH").unwrap_or_default(), name)
 }
 
+/// Returns the directories in which [`find_program`] looks up programs, in this order.
+pub(crate) fn search_path() -> Vec<PathBuf> {
+    directories(&std::env::var_os("PATH").unwrap_or_default())
+}
+
+/// Returns the directories of `path`, then the usual directories, each only once.
+fn directories(path: &OsStr) -> Vec<PathBuf> {
+    let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
+    let mut directories = Vec::new();
+    for directory in std::env::split_paths(path).filter(|dir| dir.is_absolute()).chain(usual) {
+        if !directories.contains(&directory) {
+            directories.push(directory);
+        }
+    }
+    directories
+}
+
 /// Looks up a program in the directories of `path`, then in the usual directories.
 fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
-    let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
-    std::env::split_paths(path)
-        .filter(|dir| dir.is_absolute())
-        .chain(usual)
+    directories(path)
+        .into_iter()
         .map(|dir| dir.join(name))
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }

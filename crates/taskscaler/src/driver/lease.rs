@@ -278,7 +278,7 @@ impl LeaseHandle {
         self.shared.send_event(Event::ConnectionLost { key: self.assignment.key.clone() });
     }
 
-    /// Reports the health of the instance as the job saw it. After `failure_threshold` consecutive failures it is replaced.
+    /// Reports the health of the instance as the job saw it. It is replaced after `failure_threshold` consecutive failures.
     pub fn health(&self, result: Result<(), String>) {
         let (group, id): (GroupId, InstanceId) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Health { group, id, result });

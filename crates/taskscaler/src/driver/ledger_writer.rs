@@ -150,7 +150,7 @@ impl LedgerWriter {
         }
     }
 
-    /// Starts a write unless one is in progress. Returns true if one is in progress then.
+    /// Starts a write unless one is in progress. Returns true if a write is in progress afterwards.
     fn start_write(&mut self) -> bool {
         if self.writing.is_some() {
             return true;

@@ -48,8 +48,8 @@ pub(super) struct CreationFailure {
 pub(super) struct CreationControl {
     /// `scale_throttle`. `None` means no limit.
     bucket: Option<TokenBucket>,
-    /// Maximum number of instances that the bucket was created for. `None` before the plugin has reported its maximum.
-    bucket_max: Option<u32>,
+    /// Maximum number of instances of the group when the bucket was created. 0 means no limit.
+    bucket_max: u32,
     calls: TokenBucket,
     creation: Backoff,
     readiness: Backoff,
@@ -65,7 +65,7 @@ impl CreationControl {
     pub(super) fn new(config: &GroupConfig, at: Time) -> Self {
         Self {
             bucket: TokenBucket::from_config(config.throttle, config.max_instances, at),
-            bucket_max: Some(config.max_instances),
+            bucket_max: config.max_instances,
             calls: TokenBucket::new(CALLS_PER_SECOND, CALLS_BURST, at),
             creation: Backoff::default(),
             readiness: Backoff::default(),
@@ -75,11 +75,11 @@ impl CreationControl {
         }
     }
 
-    /// Applies the maximum number of instances. A restarted plugin with the same maximum does not get a new burst.
+    /// Applies the maximum number of instances. If it has not changed, as after most plugin restarts, there is no new burst.
     pub(super) fn set_max_instances(&mut self, config: &GroupConfig, max: u32, at: Time) {
-        if self.bucket_max != Some(max) {
+        if self.bucket_max != max {
             self.bucket = TokenBucket::from_config(config.throttle, max, at);
-            self.bucket_max = Some(max);
+            self.bucket_max = max;
         }
     }
 
@@ -161,7 +161,9 @@ impl CreationControl {
         self.readiness.failures >= MAX_READINESS_FAILURES
     }
 
-    /// Returns why recent failures block a request. `starting` is the number of instances that are expected or boot.
+    /// Returns why recent failures block a request.
+    ///
+    /// `starting` is the number of instances that are expected, booting or being prepared.
     pub(super) fn failure_block(&self, at: Time, has_unanswered_request: bool, starting: u32) -> Option<ScaleUpBlock> {
         let is_probing = self.is_probing_readiness();
         for (backoff, is_relevant) in [(&self.creation, true), (&self.readiness, is_probing)] {

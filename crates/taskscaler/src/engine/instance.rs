@@ -24,7 +24,9 @@ use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Number of consecutive lists without an instance after which it is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// Minimum time between the first list that omits an instance and the list after which it counts as lost. A wrong list is often followed by another wrong one.
+/// Minimum time between the first list that omits an instance and the list after which it counts as lost.
+///
+/// A wrong list is often followed by another wrong one.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
 /// Phase in the life of an instance.

@@ -15,7 +15,7 @@ use crate::suspend::{ResumeError, SuspendError, SuspendEvent, SuspendedEnvironme
 use crate::time::Now;
 use crate::types::{GroupId, LossReason, RemovalReason, SlotAssignment, SlotRequest, TaskKey};
 
-/// Maximum number of sticky contexts that are remembered for an instance. This is also the default maximum on an instance.
+/// Maximum number of sticky contexts that are remembered for an instance, which may have more.
 const MAX_CONTEXTS: usize = 32;
 
 impl Engine {
@@ -59,7 +59,7 @@ impl Engine {
         })
     }
 
-    /// Limits on creations that apply to all groups together.
+    /// Returns the limits on creations that apply to all groups together.
     pub(super) fn scale_up_limits(&self) -> ScaleUpLimits {
         ScaleUpLimits { is_stopping: self.is_stopping, max_cost_per_hour: self.config.max_cost_per_hour }
     }

@@ -448,7 +448,7 @@ impl Engine {
 
     /// Drains the instances of a drained group that are not drained yet. Returns their number; 0 if the group is not drained.
     ///
-    /// Called in every step, because instances may appear later.
+    /// Called after every event, because instances may appear later.
     pub(super) fn drain_group_instances(&mut self, now: Now, id: GroupId) -> u32 {
         let Some((by, instances)) = self.inventory.undrained_instances(id) else { return 0 };
         let count = u32::try_from(instances.len()).unwrap_or(u32::MAX);

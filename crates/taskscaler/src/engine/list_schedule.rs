@@ -55,7 +55,7 @@ pub(super) struct ListDemand {
     pub(super) deletions: Option<ExpectedChanges>,
     /// Whether a job waits for a slot or for a suspended environment.
     pub(super) has_waiting_jobs: bool,
-    /// When a reservation was last refused.
+    /// When the last reservation was refused. `None` if it was possible.
     pub(super) last_refusal: Option<Time>,
 }
 
@@ -179,7 +179,7 @@ fn interval(config: &Config, demand: &ListDemand, last: Time) -> Duration {
 /// Returns the time from the last list until one of the changes is likely to be visible.
 fn next_change_in(last: Time, changes: ExpectedChanges) -> Duration {
     match changes.typical {
-        // A change is unlikely to complete before 90% of its typical duration, so the next list waits until then.
+        // A change is unlikely to complete before 90 % of its typical duration, so the next list waits until then.
         Some(typical) if last.since(changes.oldest) < typical * 9 / 10 => {
             (changes.oldest + typical * 9 / 10).since(last)
         }

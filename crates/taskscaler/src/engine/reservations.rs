@@ -24,7 +24,9 @@ pub(super) struct Reservations {
     last_answer: Time,
     /// Whether slots are reserved ahead. Such reservations may be revoked.
     is_ahead: bool,
-    /// When a reservation was last refused. A job may have been waiting at the coordinator since then.
+    /// When the last reservation was refused. `None` if it was possible.
+    ///
+    /// After a refusal, a job may be waiting at the coordinator.
     last_refusal: Option<Time>,
 }
 
@@ -60,7 +62,7 @@ impl Reservations {
         self.last_answer = now.at;
     }
 
-    /// Records whether a reservation was refused.
+    /// Records when a reservation was refused. `None` means that it was possible.
     pub(super) fn record_refusal(&mut self, refused_at: Option<Time>) {
         self.last_refusal = refused_at;
     }

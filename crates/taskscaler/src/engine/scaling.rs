@@ -10,7 +10,7 @@ use crate::formula::{self, Inputs};
 use crate::time::{Now, Time, milliseconds};
 use crate::types::{GroupId, RemovalReason};
 
-/// Maximum number of idle instances of a group that are considered in one step.
+/// Maximum number of idle instances of a group that are considered after one event.
 const MAX_CANDIDATES: usize = 1000;
 
 impl Engine {

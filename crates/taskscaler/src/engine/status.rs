@@ -100,7 +100,7 @@ pub struct GroupStatus {
     pub requested: u32,
     /// Number of [`Self::requested`] instances that are overdue, or whose request failed.
     ///
-    /// In a report from disk: instances whose request failed or was not answered.
+    /// In a report that was read from the ledger: instances whose request failed or was not answered.
     pub unconfirmed: u32,
     /// Consecutive creations that failed or whose instance did not become ready.
     pub failures: u32,

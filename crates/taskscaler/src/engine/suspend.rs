@@ -264,7 +264,9 @@ impl Suspensions {
         if is_prepared == Some(true) { self.advance(inventory, now, index) } else { None }
     }
 
-    /// Cancels a job's wait, so that the instance is suspended again. Returns the instance and why it must be deleted.
+    /// Cancels a job's wait, so that the instance is suspended again.
+    ///
+    /// If the instance must be deleted instead, returns the instance and the reason.
     #[must_use]
     pub(super) fn cancel(
         &mut self,

@@ -1,4 +1,4 @@
-//! Explains a job, an instance or a group from the fleet's status and the decisions of the last day.
+//! Explains a fleet, or one of its jobs, instances or groups, from its status and the decisions of the last day.
 
 use super::{Explanation, Report, ReportSource};
 use crate::engine::{GroupStatus, InstanceStatus, ScalerStatus};
@@ -207,6 +207,7 @@ fn instance_summary(instance: &InstanceStatus) -> Vec<String> {
     summary.extend(reason.as_ref().map(|reason| match state.as_str() {
         "cordoned" => format!("it gets no jobs and is kept until you uncordon or delete it: cordoned by {reason}"),
         "suspending" | "suspended" | "resuming" => format!("it gets no other jobs: {reason}"),
+        "draining" => format!("it is deleted after its last job: {reason}"),
         _ => format!("it is being deleted: {reason}"),
     }));
     summary.extend(slots.iter().map(|slot| format!("slot {}: {}", slot.slot, slot.key)));

@@ -117,7 +117,7 @@ impl InvariantChecker {
 
     /// Checks the number of machines that really exist in a group.
     ///
-    /// Machines that the manager cannot know about do not count: no list has contained them since the last wrong list.
+    /// Machines that the manager cannot know about do not count (see [`Visibility`]).
     ///
     /// # Errors
     /// Returns a violation of I1 if there are more machines than allowed.

@@ -124,7 +124,8 @@ fn ssh(url: &Url) -> Option<Vec<OsString>> {
     }
     // No user is present to answer a prompt for a password or a host key.
     let mut command = vec!["ssh".to_owned(), "-T".to_owned(), "-o".to_owned(), "BatchMode=yes".to_owned()];
-    command.extend(["-o".to_owned(), "ConnectTimeout=30".to_owned()]);
+    // A stream to a container can be silent for hours, and firewalls drop silent connections.
+    command.extend(["-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=30"].map(str::to_owned));
     if !url.username().is_empty() {
         command.extend(["-l".to_owned(), Some(url.username()).filter(|user| is_plain(user))?.to_owned()]);
     }
@@ -193,7 +194,7 @@ mod tests {
             Ok(Endpoint::Command(command)) => command.join(" ".as_ref()).into_string().unwrap(),
             other => format!("{other:?}"),
         };
-        let options = "ssh -T -o BatchMode=yes -o ConnectTimeout=30";
+        let options = "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30";
         assert_eq!(
             command("ssh://ci@engine.example:2222"),
             format!("{options} -l ci -p 2222 -- engine.example docker system dial-stdio")

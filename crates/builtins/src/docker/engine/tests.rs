@@ -2,30 +2,13 @@
 
 use std::path::Path;
 
-use muster_test_prerequisites::DockerEngine as TestEngine;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use muster_test_prerequisites::{DockerEngine as TestEngine, certificates};
 
 use super::fake::{Answer, FakeEngine};
 use super::*;
 
 fn settings(host: String) -> DockerEngine {
     DockerEngine { host, ..DockerEngine::default() }
-}
-
-/// Writes `ca.pem`, `cert.pem` and `key.pem` into two directories, for the engine and for its client. Both trust the same authority.
-fn certificates(engine: &Path, client: &Path) {
-    let mut authority = CertificateParams::new(Vec::new()).unwrap();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
-    for (dir, usage) in [(engine, ExtendedKeyUsagePurpose::ServerAuth), (client, ExtendedKeyUsagePurpose::ClientAuth)] {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        params.extended_key_usages = vec![usage];
-        let certificate = params.signed_by(&key, &authority).unwrap();
-        std::fs::write(dir.join("ca.pem"), authority.pem()).unwrap();
-        std::fs::write(dir.join("cert.pem"), certificate.pem()).unwrap();
-        std::fs::write(dir.join("key.pem"), key.serialize_pem()).unwrap();
-    }
 }
 
 /// Returns a port that was free a moment ago. An engine does not report the port that it chose.

@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tower::Service;
@@ -23,6 +24,12 @@ use super::tls::TlsEndpoint;
 
 /// Maximum time to open a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time without traffic after which the kernel checks a connection. The `ssh` command of [`super::endpoint`] has the same value.
+const SILENCE: Duration = Duration::from_secs(30);
+/// Interval between two checks that get no answer.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Number of checks without an answer after which a connection is considered lost.
+const MAX_PROBES: u32 = 6;
 /// Time after which an unused connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -128,8 +135,12 @@ async fn open(endpoint: &Endpoint) -> io::Result<EngineStream> {
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    // A stream to a container can be silent for hours, and firewalls drop silent connections.
-    rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+    // A stream to a container can be silent for hours. Firewalls drop connections that are silent for some minutes, and by default the kernel
+    // sends its first probe only after two hours.
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(&stream, PROBE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&stream, MAX_PROBES)?;
     Ok(stream)
 }
 
@@ -189,6 +200,14 @@ mod tests {
         let (created, ()) = tokio::join!(engine.create_volume(VolumeCreateRequest::default()), serving);
         created.unwrap_err();
         unanswered.happened()
+    }
+
+    #[tokio::test]
+    async fn silent_connection_is_checked_before_a_firewall_drops_it() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = tcp("127.0.0.1", listener.local_addr().unwrap().port()).await.unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert!(sockopt::tcp_keepidle(&stream).unwrap() <= Duration::from_secs(60));
     }
 
     #[tokio::test]

@@ -202,7 +202,8 @@ mod tests {
         let (_dir, traces) = traces();
         let path = traces.path(JobId(1));
         std::os::unix::fs::symlink("/dev/full", &path).expect("failed to link to a disk that is always full");
-        let error = traces.append(JobId(1), 0, Bytes::from_static(b"hello"), 100).await.expect_err("no space");
+        let error =
+            traces.append(JobId(1), 0, Bytes::from_static(b"hello"), 100).await.expect_err("wrote to a full disk");
         assert!(matches!(error, BlobError::Full { .. }), "{error}");
         std::fs::remove_file(&path).expect("failed to delete the link");
         assert_eq!(append(&traces, 0, "hello").await, Appended::Yes(5));

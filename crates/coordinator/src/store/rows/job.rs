@@ -74,7 +74,7 @@ pub(crate) struct JobDetail {
     /// Number of assignments of the job so far. Part of the job's token.
     #[serde(default)]
     pub(crate) assignment: u32,
-    /// Whether the current assignee has accepted the job or sent anything for it.
+    /// Whether the current assignee has accepted the job, or sent anything for it except that it still prepares the job.
     #[serde(default)]
     pub(crate) accepted: bool,
     /// Idempotency key of the request that was answered with this job.
@@ -92,7 +92,7 @@ pub(crate) struct JobDetail {
     /// Variables from the job's dotenv report.
     #[serde(default)]
     pub(crate) dotenv: Vec<(String, String)>,
-    /// Reason why an uploaded report is invalid. The job fails with it.
+    /// Reason why an uploaded report is invalid. The job fails with this message.
     #[serde(default)]
     pub(crate) invalid_report: Option<String>,
     /// Variables that the user entered when they started the job.

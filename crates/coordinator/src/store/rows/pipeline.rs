@@ -18,7 +18,7 @@ pub(crate) struct PipelineRow {
     /// Pipeline at the top of the hierarchy. The pipeline itself if it has no parent.
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
-    /// Whether the pipeline's family (its parents and children) can change without a command. Open families are loaded at startup.
+    /// Whether the pipeline's family can change without a command. Open families are loaded at startup.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,

@@ -44,7 +44,7 @@ impl Batch {
         }
         // SQLite runs a single statement as a transaction.
         let sql = if self.statements == 1 { self.sql } else { format!("BEGIN IMMEDIATE;\n{}COMMIT", self.sql) };
-        // The text consists of the constants above; values from outside are bound.
+        // The text consists of constants from `statement`; values from outside are bound.
         let query = sqlx::query_with(AssertSqlSafe(sql), self.values).persistent(self.statements <= MAX_CACHED);
         query.execute(connection).await?;
         Ok(())

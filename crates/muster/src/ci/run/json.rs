@@ -13,7 +13,7 @@ use super::report::{Reporter, RunInfo, RunResult, job_duration, usage_of};
 pub(super) struct Json;
 
 fn print(event: &Value) {
-    ui::outln(&event.to_string());
+    ui::outln(&ui::json_line(event));
 }
 
 fn job_fields(job: &JobView) -> Value {

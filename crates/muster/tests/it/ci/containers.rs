@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use muster_test_prerequisites::DockerEngine;
+use muster_test_prerequisites::{DockerEngine, shellless_root};
 
 use super::{CommandOutput, Project};
 
@@ -62,8 +62,8 @@ fn services_are_steps_of_the_result_before_the_steps_of_the_job() {
         );
         let call = &step["call"];
         assert_eq!((&call["step"], &call["inputs"]["image"]), (&"builtin:docker/service".into(), &IMAGE.into()));
-        assert!(call["inputs"]["aliases"].as_array().unwrap().contains(&"db".into()), "{call:#}");
     }
+    assert!(steps[0]["call"]["inputs"]["aliases"].as_array().unwrap().contains(&"db".into()), "{tree:#}");
     assert_eq!(steps[1]["exit_code"], 3, "{tree:#}");
     assert!(steps[1]["message"].as_str().unwrap().contains("no disk"), "{tree:#}");
     let script = steps.as_array().unwrap().iter().position(|step| step["name"] == "step_script");
@@ -100,6 +100,25 @@ fn sources_are_checked_out_in_an_image_without_git() {
     let output = ci(&project, &engine, &arguments).code(0);
     output.prints("as detached HEAD").prints("not committed yet");
     output.warns("jobs run in containers of unix://");
+}
+
+#[test]
+fn steps_of_a_repository_run_in_an_image_without_a_shell() {
+    const NO_SHELL: &str = "muster-test/ci-shellless:1";
+    let (Some(engine), Some(root)) = (engine(), shellless_root()) else { return };
+    DockerEngine::shared().unwrap().import_image(NO_SHELL, &root, &["USER 1000"]);
+    let project = Project::new(&format!(
+        "steps:\n  image: {NO_SHELL}\n  run: [{{name: who, step: ./who}}, {{name: make, step: ./make}}]\n  artifacts: {{paths: [made]}}\n\
+         script:\n  image: {NO_SHELL}\n  needs: []\n  allow_failure: true\n  script: [echo never]\n\
+         outside: {{stage: deploy, needs: [steps], script: [ls -l made]}}\n"
+    ));
+    project.write("who/step.yml", "spec: {}\n---\nexec: {command: [/usr/bin/id, -u]}\n");
+    project.write("make/step.yml", "spec: {}\n---\nexec: {command: [touch, made]}\n");
+    let output = ci(&project, &engine, &["run", "--log", "all"]).code(0);
+    output.prints("1000").prints("made");
+    output
+        .prints("shell not found: the image muster-test/ci-shellless:1 has no `bash` or `sh`")
+        .lacks("this machine has");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerEngine, DockerVolume, ImageSpec, Script};
 use muster_agent_api::client::{self, AgentConnection, AgentError, Reach};
 use muster_agent_api::plan::{Call, JobPlan, Step, job_steps};
-use muster_agent_api::result::{JobResult, Outcome};
+use muster_agent_api::result::{JobResult, MAX_RESULT_BYTES, Outcome};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable};
 use muster_test_prerequisites::{DockerEngine as TestEngine, PodmanUser};
 use parking_lot::Mutex;
@@ -31,6 +31,8 @@ const JOB_TIMEOUT: Duration = Duration::from_secs(120);
 /// An agent that runs as a separate process, and the engine for its jobs.
 pub(crate) struct Host {
     pub(crate) docker: &'static TestEngine,
+    /// Settings with which the agent finds the engine.
+    engine: DockerEngine,
     dir: TempDir,
     process: Mutex<Child>,
 }
@@ -74,10 +76,15 @@ impl Host {
         if !image_exists.get_or_init(|| docker.create_image(IMAGE, &[])) {
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
-        let host = Self { docker, process: Mutex::new(spawn(&dir)), dir };
+        let engine = DockerEngine { host: docker.url(), ..DockerEngine::default() };
+        Some(Self::serve(docker, engine, tempfile::tempdir().unwrap()).await)
+    }
+
+    /// Starts an agent that finds the engine with these settings. The programs in the directory precede others with the same name.
+    pub(super) async fn serve(docker: &'static TestEngine, engine: DockerEngine, dir: TempDir) -> Self {
+        let host = Self { docker, engine, process: Mutex::new(spawn(&dir)), dir };
         until(async || host.reach().await.map_err(|error| error.to_string())).await;
-        Some(host)
+        host
     }
 
     /// Returns the directory of this test on the machine of the agent.
@@ -128,8 +135,7 @@ impl Host {
 
     /// Returns the job with the engine of this test.
     fn with_engine(&self, job: &DockerContainer) -> DockerContainer {
-        let engine = DockerEngine { host: self.docker.url(), ..DockerEngine::default() };
-        DockerContainer { engine, ..job.clone() }
+        DockerContainer { engine: self.engine.clone(), ..job.clone() }
     }
 
     async fn start_step(&self, step: Step, timeout: Duration) {
@@ -154,7 +160,8 @@ impl Host {
     /// Waits for the end of the job. Returns the log and the result.
     pub(crate) async fn finish(&self) -> (String, JobResult) {
         let mut log = Vec::new();
-        let following = client::follow_to_end(self, ID, JOB_TIMEOUT, |bytes| log.extend_from_slice(bytes));
+        let following =
+            client::follow_to_end(self, ID, JOB_TIMEOUT, MAX_RESULT_BYTES, |bytes| log.extend_from_slice(bytes));
         let result = tokio::time::timeout(JOB_TIMEOUT, following).await.unwrap().unwrap();
         (String::from_utf8(log).unwrap(), result)
     }
@@ -220,6 +227,9 @@ fn spawn(dir: &TempDir) -> Child {
     let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
     agent.args(["agent", "serve", "--no-cgroups", "--socket"]).arg(dir.path().join("agent.sock"));
     agent.arg("--spool").arg(dir.path().join("spool"));
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    let programs = [dir.path().to_owned()].into_iter().chain(std::env::split_paths(&inherited));
+    agent.env("PATH", std::env::join_paths(programs).unwrap());
     let log = File::options().create(true).append(true).open(dir.path().join("agent.log")).unwrap();
     agent.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }

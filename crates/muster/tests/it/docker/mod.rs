@@ -3,8 +3,11 @@
 mod ends;
 mod harness;
 mod images;
+mod link;
 mod prepared;
+mod remote;
 mod services;
+mod shells;
 
 use muster_agent_api::builtin::DockerVolume;
 use muster_agent_api::container::MIRROR_DIR;

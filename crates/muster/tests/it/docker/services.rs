@@ -7,12 +7,13 @@ use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use super::harness::{Host, IMAGE, failed, job, script};
 
 /// Serves files on port 8080.
-const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
+pub(super) const SERVER: &str =
+    "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
 /// Image of the services. It exposes the port 8080.
 const SERVICE_IMAGE: &str = "muster-test/service:1";
 
 /// Returns a job without services that waits until its services are up, and a service for it that runs this command.
-fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
+pub(super) fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
     assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
     let image =
         ImageSpec { name: SERVICE_IMAGE.to_owned(), pull_policies: vec!["never".to_owned()], ..ImageSpec::default() };
@@ -32,7 +33,7 @@ fn step(service: &ServiceContainer) -> Step {
 }
 
 /// Runs a script in a job with a service.
-async fn run(
+pub(super) async fn run(
     host: &Host,
     (job, service): &(DockerContainer, ServiceContainer),
     commands: &[&str],
@@ -92,7 +93,8 @@ async fn service_is_a_step_with_its_own_policy_and_result() {
 async fn containers_are_created_again_if_a_service_cannot_start() {
     let Some(host) = Host::start().await else { return };
     let mut job = with_service(&host, "broken", SERVER);
-    job.1.container.command = Some(vec!["/does/not/exist".to_owned()]);
+    let device = serde_json::json!({ "PathOnHost": "/dev/does-not-exist", "PathInContainer": "/dev/x" });
+    job.1.container.host_config.insert("Devices".to_owned(), serde_json::json!([device]));
     let (log, result) = run(&host, &job, &["echo never"]).await;
     assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
     let failures = log.matches("failed to start the service muster-test/service:1").count();

@@ -4,9 +4,10 @@ use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_agent_api::client::{AgentConnection, Unreachable};
-use muster_agent_api::result::Outcome;
+use muster_agent_api::result::{MAX_RESULT_BYTES, Outcome};
 use muster_agent_api::step_runner::RunRequest;
 use muster_agent_api::step_runner::step_result::Status as State;
 use muster_agent_api::tls::TlsFiles;
@@ -95,8 +96,16 @@ impl TcpAgent {
 
     /// Opens a connection with these files.
     async fn connect(&self, files: &TlsFiles) -> Result<AgentConnection, Unreachable> {
+        self.connect_over(tokio::net::TcpStream::connect(self.address).await.unwrap(), files).await
+    }
+
+    /// Opens a connection with these files over a stream to the agent.
+    async fn connect_over(
+        &self,
+        stream: tokio::net::TcpStream,
+        files: &TlsFiles,
+    ) -> Result<AgentConnection, Unreachable> {
         let connector = TlsConnector::from(Arc::new(files.client().unwrap()));
-        let stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
         let stream = connector.connect(ServerName::from(self.address.ip()), stream).await;
         let stream = stream.map_err(|error| Unreachable { location: String::new(), message: error.to_string() })?;
         AgentConnection::from_stream("the agent".to_owned(), stream).await
@@ -148,7 +157,7 @@ async fn log_is_resumed_over_another_tls_connection() {
     }
     let numbers = (1..=100_000).map(|number| format!("{number}\n")).collect::<String>();
     assert_eq!(String::from_utf8(log).unwrap(), format!("Running step name=a\none\n{numbers}"));
-    assert_eq!(second.wait("1").await.unwrap().outcome, Outcome::Success);
+    assert_eq!(second.wait("1", MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
     second.close("1").await.unwrap();
 }
 
@@ -231,18 +240,23 @@ fn proxy_reports_why_it_cannot_connect() {
         result.check(1, texts);
     };
     let other_server = TlsFiles { authority: stranger.file.clone(), ..files.clone() };
-    fails(&address, &other_server, &["Error: dialing: dial tcp", "UnknownIssuer", "--listen"]);
-    fails(&address.replace("127.0.0.1", "localhost"), &files, &["not valid for name"]);
+    fails(&address, &other_server, &["Error: dialing: dial tcp", "UnknownIssuer; set --tls-ca"]);
+    fails(&address.replace("127.0.0.1", "localhost"), &files, &["not valid for name", "; connect to a name"]);
     let other_client = TlsFiles {
         authority: authority.file.clone(),
         ..stranger.sign("stranger_client", ExtendedKeyUsagePurpose::ClientAuth, VALID)
     };
     fails(&address, &other_client, &["the server ended the connection", "--tls-client-ca"]);
-    fails("127.0.0.1", &files, &["the address must have a port, as HOST:PORT"]);
+    fails("127.0.0.1", &files, &["the address has no port; name the address as HOST:PORT"]);
     let missing = TlsFiles { key: project.tmp().join("missing.key"), ..files.clone() };
-    fails(&address, &missing, &["missing.key for TLS"]);
+    fails(&address, &missing, &["missing.key for TLS", "--tls-key"]);
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let plain_address = plain.local_addr().unwrap().to_string();
+    let answers = std::thread::spawn(move || plain.accept().unwrap().0.write_all(b"not TLS, but text\n").unwrap());
+    fails(&plain_address, &files, &["check that `serve` listens on this address with TLS"]);
+    answers.join().unwrap();
     drop(agent);
-    fails(&address, &files, &["Connection refused"]);
+    fails(&address, &files, &["Connection refused", "; start `serve` with this --listen address"]);
     project.run(&["proxy", "--connect", &address]).check(1, &["--tls-cert", "--tls-key", "--tls-ca"]);
     project.run(&["proxy", "--tls-key", "k"]).check(1, &["--connect"]);
 }
@@ -255,7 +269,7 @@ async fn clients_that_send_nothing_block_no_other_client() {
     let mut idle: Vec<_> = (0..100).map(|_| TcpStream::connect(agent.address).unwrap()).collect();
     let connection = agent.connect(&authority.client()).await.unwrap();
     connection.run(request(&project, "- {name: a, script: echo hi}")).await.unwrap();
-    assert_eq!(connection.wait("1").await.unwrap().outcome, Outcome::Success);
+    assert_eq!(connection.wait("1", MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
     // The oldest of them are closed. The others could still begin a handshake, so the client did not wait for their timeout of 10 s.
     let is_closed = |stream: &mut TcpStream| match stream.read(&mut [0]) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
@@ -264,6 +278,31 @@ async fn clients_that_send_nothing_block_no_other_client() {
     assert!(is_closed(&mut idle[0]));
     idle[50].set_nonblocking(true).unwrap();
     assert!(!is_closed(&mut idle[50]));
+}
+
+#[tokio::test]
+async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
+    let project = Project::new();
+    let authority = Authority::new(project.dir.path(), "authority");
+    let agent = TcpAgent::start(&project, &authority.server(), &[]);
+    let connected = tokio::net::TcpStream::connect(agent.address).await.unwrap();
+    let flood = async || {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        socket.connect(agent.address).await.unwrap()
+    };
+    let mut flooding = Vec::new();
+    for _ in 0..100 {
+        flooding.push(flood().await);
+    }
+    // The agent accepts connections in order, so it has accepted all others when it closes the oldest ones of the flood.
+    for closed in &mut flooding[..30] {
+        let mut byte = [0];
+        let read = tokio::io::AsyncReadExt::read(closed, &mut byte);
+        assert_eq!(tokio::time::timeout(Duration::from_secs(30), read).await.unwrap().unwrap_or(0), 0);
+    }
+    let connection = agent.connect_over(connected, &authority.client()).await.unwrap();
+    assert!(connection.identity().has_extension);
 }
 
 #[tokio::test]

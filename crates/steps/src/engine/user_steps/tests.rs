@@ -55,6 +55,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         policy: None,
         obeys_lock_file: true,
         work_dir: dir.path(),
+        image: "",
         temp_dir: temp.path(),
         exports: Arc::default(),
         is_step_file: false,

@@ -98,7 +98,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Reverts [`Self::drain_group`], also for its instances that still have jobs.
+    /// Reverts [`Self::drain_group`]. The group's instances that still have jobs are kept.
     pub(in crate::engine) fn undrain_group(
         &mut self,
         now: Now,

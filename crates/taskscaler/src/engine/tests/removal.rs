@@ -1,4 +1,4 @@
-//! Tests of when instances are deleted or lost.
+//! When instances are deleted or lost.
 
 use std::time::Duration;
 

@@ -128,8 +128,9 @@ async fn services_are_steps_that_the_step_policy_can_deny() {
     harness.push_container(1, &["echo runs"], &json!({ "image": image, "services": [image] }));
     let refused = harness.wait_for_end(0, 1).await;
     let text = refused.text();
-    let step = format!("step \"service {IMAGE}\": the step policy of the runner does not allow builtin:docker/service");
-    assert!(text.contains(&step) && text.contains("policy.toml:1 (no services)"), "{text}");
+    let step =
+        format!("step \"service {IMAGE}\": the step policy of the runner does not allow `builtin:docker/service`");
+    assert!(text.contains(&step) && text.contains("policy.toml:2 (no services)"), "{text}");
     assert!(!text.contains("Starting service") && !text.contains("\nruns\n"), "{text}");
     assert_eq!(refused.updates.last().unwrap().failure_reason.as_deref(), Some("runner_configuration_error"), "{text}");
     assert_eq!(objects_left(engine), "");

@@ -1,5 +1,6 @@
 //! A configuration, coordinators in memory, and `gitlab-runner run` as a process.
 
+use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -7,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_job::JobId;
-use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use muster_runner_api::test_support::{Job, MemoryCoordinator, RUNNER_TOKEN, Served, serve, serve_on};
+use muster_test_prerequisites::DockerEngine;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
@@ -21,6 +23,13 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
+    /// Starts a coordinator with this port.
+    pub(crate) fn start_on(listener: TcpListener) -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
+        let served = serve_on(listener, coordinator.clone()).unwrap();
+        Self { home: Home::new(), coordinators: vec![(coordinator, served)] }
+    }
+
     /// Starts this many coordinators.
     pub(crate) async fn start(count: usize) -> Self {
         let mut coordinators = Vec::new();
@@ -96,6 +105,18 @@ impl Harness {
     /// Starts `gitlab-runner run` with these environment variables.
     pub(crate) fn run_with(&self, env: &[(&str, &str)]) -> ManagerProcess {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
+    }
+
+    /// Starts `gitlab-runner run` in the network of an engine. Programs in the home directory precede others with the same name.
+    pub(crate) fn run_in_network(&self, engine: &DockerEngine) -> ManagerProcess {
+        let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
+        let mut command = engine.command_in_network(inner.get_program());
+        command.args(inner.get_args()).env_clear().current_dir(self.home.path(""));
+        command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        let inherited = std::env::var_os("PATH").unwrap_or_default();
+        let programs = [self.home.path("")].into_iter().chain(std::env::split_paths(&inherited));
+        command.env("PATH", std::env::join_paths(programs).unwrap());
+        self.spawn(command)
     }
 
     /// Starts `gitlab-runner run` with a limit, set by `ulimit` with this flag.

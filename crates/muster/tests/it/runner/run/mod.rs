@@ -13,6 +13,7 @@ mod masks;
 mod mirrors;
 mod operator_secrets;
 mod operator_steps;
+mod remote_engine;
 mod replaced_steps;
 mod shared_limits;
 mod single;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_agent_api::client::{
     self, AgentConnection, AgentError, Reach, RunOptions, RunOutcome, follow_to_end, run_until_accepted,
 };
-use muster_agent_api::result::{JobResult, Outcome, StepStatus};
+use muster_agent_api::result::{JobResult, MAX_RESULT_BYTES, Outcome, StepStatus};
 use muster_agent_api::step_runner::RunRequest;
 use muster_job::{FailureReason, TerminationCause};
 use tokio::net::UnixStream;
@@ -24,7 +24,8 @@ struct Socket(PathBuf);
 impl Reach for Socket {
     async fn reach(&self) -> Result<AgentConnection, AgentError> {
         let path = self.0.clone();
-        let opened = AgentConnection::open(path.display().to_string(), move || UnixStream::connect(path.clone())).await;
+        let location = path.display().to_string();
+        let opened = AgentConnection::open_step_runner(location, move || UnixStream::connect(path.clone())).await;
         opened.map_err(|error| AgentError::NotReached(error.into()))
     }
 }
@@ -64,7 +65,9 @@ impl TheirServer {
         let accepted = self.run(id, &definition(list)).await.unwrap();
         assert_eq!(accepted, RunOutcome::Accepted { awaits_approval: false });
         let mut log = Vec::new();
-        let result = follow_to_end(&self.socket, id, PATIENCE, |data| log.extend_from_slice(data)).await.unwrap();
+        let result = follow_to_end(&self.socket, id, PATIENCE, MAX_RESULT_BYTES, |data| log.extend_from_slice(data))
+            .await
+            .unwrap();
         (String::from_utf8(log).unwrap(), result)
     }
 }
@@ -84,9 +87,9 @@ async fn our_client_runs_jobs_at_their_server() {
     assert_eq!(result.tree.status, StepStatus::Success);
     assert!(result.tree.started_ms > 0);
     // The result is kept until the job is closed.
-    assert_eq!(connection.wait("1").await.unwrap(), result);
+    assert_eq!(connection.wait("1", MAX_RESULT_BYTES).await.unwrap(), result);
     client::close(&theirs.socket, "1", PATIENCE).await.unwrap();
-    assert!(matches!(connection.wait("1").await, Err(AgentError::Unknown)));
+    assert!(matches!(connection.wait("1", MAX_RESULT_BYTES).await, Err(AgentError::Unknown)));
     client::close(&theirs.socket, "1", PATIENCE).await.unwrap();
 
     let (log, result) = theirs.run_to_end("2", "- {name: a, script: 'echo before; exit 7'}").await;
@@ -111,7 +114,7 @@ async fn our_client_pings_only_servers_that_permit_it() {
                 UnixStream::connect(socket.clone())
             }
         };
-        let connection = AgentConnection::open("the server".to_owned(), dial).await.unwrap();
+        let connection = AgentConnection::open_step_runner("the server".to_owned(), dial).await.unwrap();
         assert_eq!(connection.identity().has_extension, connections == 1);
         assert_eq!(opened.load(Ordering::Relaxed), connections);
     }
@@ -125,7 +128,7 @@ async fn our_client_waits_for_a_job_without_following_it() {
         .await
         .unwrap();
     let connection = theirs.socket.reach().await.unwrap();
-    let waiting = connection.wait("1");
+    let waiting = connection.wait("1", MAX_RESULT_BYTES);
     let mut waiting = std::pin::pin!(waiting);
     let mut log = connection.follow("1", 0).await.unwrap();
     let first = tokio::select! {
@@ -146,13 +149,13 @@ async fn their_server_rejects_a_request_of_our_client_once() {
         assert!(matches!(&error, AgentError::Refused(message) if message.contains("step")), "{error:?}");
     }
     let connection = theirs.socket.reach().await.unwrap();
-    assert!(matches!(connection.wait("1").await, Err(AgentError::Unknown)));
-    let followed = follow_to_end(&theirs.socket, "1", PATIENCE, |_| {}).await;
+    assert!(matches!(connection.wait("1", MAX_RESULT_BYTES).await, Err(AgentError::Unknown)));
+    let followed = follow_to_end(&theirs.socket, "1", PATIENCE, MAX_RESULT_BYTES, |_| {}).await;
     assert!(matches!(followed, Err(AgentError::Unknown)), "{followed:?}");
     // A line over 64 KiB ends the stream of GitLab's server, each time it is followed.
     let long = r#"- {name: a, script: 'head -c 100000 /dev/zero | tr "\\0" x; echo'}"#;
     theirs.run("2", &definition(long)).await.unwrap();
-    let followed = follow_to_end(&theirs.socket, "2", PATIENCE, |_| {}).await;
+    let followed = follow_to_end(&theirs.socket, "2", PATIENCE, MAX_RESULT_BYTES, |_| {}).await;
     assert!(
         matches!(&followed, Err(AgentError::Refused(message)) if message.contains("token too long")),
         "{followed:?}"
@@ -173,7 +176,7 @@ async fn our_client_ends_a_job_at_their_server() {
             Some(cause) => connection.stop(id, cause).await.unwrap(),
         }
         while log.message().await.unwrap().is_some() {}
-        assert!(matches!(connection.wait(id).await, Err(AgentError::Unknown)));
+        assert!(matches!(connection.wait(id, MAX_RESULT_BYTES).await, Err(AgentError::Unknown)));
     }
 }
 
@@ -189,7 +192,7 @@ async fn our_client_notices_the_end_of_their_server() {
     theirs.server.child.kill().unwrap();
     theirs.server.child.wait().unwrap();
     let silence = Duration::from_millis(300);
-    let followed = follow_to_end(&theirs.socket, "1", silence, |_| {}).await;
+    let followed = follow_to_end(&theirs.socket, "1", silence, MAX_RESULT_BYTES, |_| {}).await;
     assert!(matches!(followed, Err(AgentError::NotReached(_))), "{followed:?}");
 }
 
@@ -204,8 +207,8 @@ async fn our_client_reaches_their_server_through_both_proxies() {
         let input = tokio::process::ChildStdin::from_std(proxy.stdin.take().unwrap()).unwrap();
         let output = tokio::process::ChildStdout::from_std(proxy.stdout.take().unwrap()).unwrap();
         let stream = tokio::io::join(output, input);
-        let connection = AgentConnection::from_stream("the proxy".to_owned(), stream).await.unwrap();
-        assert_eq!(connection.wait(id).await.unwrap().outcome, Outcome::Success);
+        let connection = AgentConnection::step_runner_from_stream("the proxy".to_owned(), stream).await.unwrap();
+        assert_eq!(connection.wait(id, MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
         connection.close(id).await.unwrap();
         drop(connection);
         tokio::task::spawn_blocking(move || proxy.wait()).await.unwrap().unwrap();
