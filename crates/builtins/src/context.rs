@@ -76,6 +76,9 @@ fn limits(plan: UnpackLimits) -> Limits {
     }
 }
 
+/// Creates the port to the steps that lists of steps of a job may call.
+pub(crate) type CreateBundledSteps = fn(&Arc<Context>) -> Arc<dyn BundledSteps>;
+
 /// State that the built-in steps of one job share.
 pub struct Context {
     /// Directory of the checkout.
@@ -121,7 +124,7 @@ pub struct Context {
     /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
     pub(crate) called_services: AtomicU32,
     /// Port to the steps that lists of steps may call. Set when the job starts.
-    pub(crate) bundled_steps: OnceLock<fn(&Arc<Self>) -> Arc<dyn BundledSteps>>,
+    pub(crate) bundled_steps: OnceLock<CreateBundledSteps>,
     /// Files that steps of the operator add to the archives of the job's artifacts.
     pub(crate) added_artifacts: Mutex<Vec<String>>,
     on_user_code: OnUserCode,
