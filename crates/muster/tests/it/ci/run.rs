@@ -384,3 +384,20 @@ fn shell_has_artifacts_in_jobs_of_child_pipelines() {
         in_shell(&project, &["shell", "inner"], "echo \"[$GIVEN $FROM_BRIDGE $CI_PIPELINE_SOURCE]\"; cat file\n", 0);
     output.prints("[yes b parent_pipeline]").prints("made\n");
 }
+
+#[test]
+fn jobs_are_requested_over_grpc_after_the_first_response() {
+    let project = Project::new("a: {script: [echo a]}\nb: {stage: deploy, script: [echo b]}\n");
+    let output = project.command(&["run"]).env("MUSTER_LOG", "info,muster_runner_api=debug").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let projects = std::fs::read_dir(project.home().join("state/muster/projects")).unwrap();
+    let state = projects.map(|project| project.unwrap().path()).next().unwrap();
+    let log = std::fs::read_to_string(state.join("runs/1/manager.log")).unwrap();
+    let requests: Vec<&str> = log.lines().filter(|line| line.contains("endpoint=request_job")).collect();
+    assert!(requests[0].contains("transport=http"), "{log}");
+    let (before, after) = log.split_once("coordinator supports gRPC").unwrap_or_else(|| panic!("{log}"));
+    assert!(!before.contains("transport=grpc") && !after.contains("endpoint=request_job transport=http"), "{log}");
+    let is_job = |line: &&str| line.contains("transport=grpc") && line.contains("status=201");
+    assert!(requests.into_iter().any(|line| is_job(&line)), "no job arrived over gRPC:\n{log}");
+    assert!(after.contains("endpoint=update_job transport=http"), "{log}");
+}
