@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use muster_job::{ExportKind, StepPolicy};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits, is_zero};
 use crate::development::Development;
@@ -137,6 +137,9 @@ pub struct JobPlan {
     /// Rules and limits for the steps that the author of the job wrote. `None` means that there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_policy: Option<StepPolicy>,
+    /// Built-in steps, without `builtin://`, that lists of steps must not call, because the operator has a step in their place or before them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reserved_builtins: Vec<String>,
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
@@ -298,6 +301,17 @@ pub enum Call {
         beside: Vec<Step>,
         /// Steps that the other agent runs.
         steps: Vec<Step>,
+    },
+    /// Runs a step of the operator in place of a built-in step. The conditions and limits of the built-in step apply to it.
+    Replaced {
+        /// Name of the built-in step, without `builtin://`.
+        name: String,
+        /// [`Inputs`] of the built-in step, as JSON.
+        inputs: Value,
+        /// Reference of the operator's step.
+        step: String,
+        /// Inputs that the operator sets. They may contain expressions, and replace inputs of the built-in step with the same name.
+        with: Map<String, Value>,
     },
     /// Runs steps, one after the other. Their conditions refer to each other and not to steps outside this list.
     Steps(Vec<Step>),

@@ -13,7 +13,7 @@ use muster_agent_api::result::{JobResult, Outcome, StepNode, limit_records};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobOutcome};
 use muster_builtins::trace::{Trace, TraceOptions};
-use muster_builtins::{Context, JobVariable, OnUserCode, Variables, registry, share};
+use muster_builtins::{Context, Declared, JobVariable, OnUserCode, Variables, registry, share};
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::builtin::{Call, PlanError, Step};
@@ -32,6 +32,8 @@ pub(crate) struct ParsedRequest {
     pub(crate) plan: JobPlan,
     /// Steps of the plan.
     pub(crate) steps: Vec<Step<Context>>,
+    /// What the steps declare.
+    declared: Declared,
     /// Environment variables of all processes. They override the agent's own.
     env: HashMap<String, String>,
 }
@@ -76,8 +78,9 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
         let parent = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = parent.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
+    let declared = Declared::by(&plan);
     let steps = registry().recording_calls(plan.record_calls).load(std::mem::take(&mut plan.steps))?;
-    Ok(ParsedRequest { plan, steps, env: request.env.clone() })
+    Ok(ParsedRequest { plan, steps, declared, env: request.env.clone() })
 }
 
 /// Executes a job, writes its result to the spool, and then publishes the result.
@@ -166,7 +169,7 @@ async fn run(
     parsed: &ParsedRequest,
     secrets: &Secrets,
 ) -> Result<JobOutcome, std::io::Error> {
-    let ParsedRequest { plan, steps, .. } = parsed;
+    let ParsedRequest { plan, steps, declared, .. } = parsed;
     let mut plan = Cow::Borrowed(plan);
     if parsed.is_step_file() {
         plan.to_mut().builds_dir = job.entry.dir().to_string_lossy().into_owned();
@@ -213,6 +216,7 @@ async fn run(
     if parsed.is_step_file() {
         context.temp_dir = job.entry.temp_dir();
     }
+    context.declared.clone_from(declared);
     context.debugger.clone_from(&job.debugger);
     let context = Arc::new(context);
     if logged_bytes > 0 {

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,7 +18,7 @@ use muster_agent_api::result::ResourceUsage;
 use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_job::{StepPolicy, milliseconds};
-use muster_runner_api::client::{Client, ClientError, TlsFiles};
+use muster_runner_api::client::{Client, TlsFiles};
 use muster_steps::builtin::OpenTarget;
 use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
@@ -30,22 +31,19 @@ use muster_steps::style;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use time::OffsetDateTime;
-use url::Url;
 
+use crate::agent_resources::AgentResources;
 use crate::blocking::blocking;
+use crate::declared::Declared;
 use crate::docker::ServiceHost;
-use crate::docker::prepared::PreparedContainers;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
-use crate::mirrors::{Mirrors, View};
-use crate::oci_steps::OciSteps;
+use crate::mirrors::View;
 use crate::restored_cache::Restored;
 use crate::running_service::RunningService;
-use crate::step_source::{StepCache, StepFetcher};
-use crate::templates::Templates;
+use crate::step_source::StepFetcher;
 use crate::trace::Trace;
 use crate::transfer::{MessageLevel, TransferContext};
-use crate::trash::Trash;
 use crate::variables::Variables;
 
 /// Time between TERM and KILL, if the plan does not set it.
@@ -54,6 +52,9 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// ID of the job at a second agent, which runs only the delegated part of one job.
 const DELEGATED_JOB_ID: &str = "delegated";
 
+/// Number of the first service that a list of steps starts.
+const FIRST_CALLED_SERVICE: u32 = 1000;
+
 /// Directory of the fetched steps, in the temporary directory of the job.
 const STEPS_DIR: &str = "remote-steps";
 
@@ -61,48 +62,6 @@ const STEPS_DIR: &str = "remote-steps";
 ///
 /// The future may be dropped before it completes. Then the callback is called again.
 pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
-
-/// Resources that the jobs of one agent share.
-#[derive(Debug, Default)]
-pub struct AgentResources {
-    /// Work trees of commits, from which checkouts are copied.
-    pub templates: Templates,
-    /// Content of remote steps.
-    pub steps: Arc<StepCache>,
-    /// Leftovers of earlier jobs, which are removed in the background.
-    pub trash: Trash,
-    /// Containers that are prepared before a job needs them.
-    pub prepared: Arc<PreparedContainers>,
-    /// Copies of repositories that jobs share.
-    pub(crate) mirrors: Mirrors,
-    /// URL and client of the last coordinator that was used. Most agents run jobs of a single coordinator.
-    client: Mutex<Option<(String, Client)>>,
-}
-
-impl AgentResources {
-    /// Returns the resources of an agent with these templates, this cache of remote steps, and these prepared containers.
-    #[must_use]
-    pub fn new(templates: Templates, steps: StepCache, prepared: PreparedContainers) -> Self {
-        Self { templates, steps: Arc::new(steps), prepared: Arc::new(prepared), ..Self::default() }
-    }
-
-    /// Returns a client for the coordinator at `url`, which does not include `/api/v4`.
-    ///
-    /// A client with certificates is created for each job, because the certificates are files of the job.
-    pub(crate) fn client(&self, url: &str, tls: &TlsFiles) -> Result<Client, ClientError> {
-        let parsed = || Url::parse(url).map_err(|error| ClientError::Setup(error.to_string()));
-        if !tls.is_empty() {
-            return Client::with_tls(&parsed()?, tls);
-        }
-        let mut last = self.client.lock();
-        if let Some((_, client)) = last.as_ref().filter(|(known, _)| known == url) {
-            return Ok(client.clone());
-        }
-        let client = Client::new(&parsed()?)?;
-        *last = Some((url.to_owned(), client.clone()));
-        Ok(client)
-    }
-}
 
 /// Returns the limits of a plan. 0 means the default.
 fn limits(plan: UnpackLimits) -> Limits {
@@ -157,6 +116,12 @@ pub struct Context {
     pub debugger: Option<Arc<engine::Debugger>>,
     /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` determines whether they are written to a file.
     pub on_results: Option<engine::OnResults>,
+    /// What the steps of the plan declare. Lists of steps may use it.
+    pub declared: Declared,
+    /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
+    pub(crate) called_services: AtomicU32,
+    /// Port to the steps that lists of steps may call. Set when the job starts.
+    pub(crate) bundled_steps: OnceLock<fn(&Arc<Self>) -> Arc<dyn BundledSteps>>,
     /// Files that steps of the operator add to the archives of the job's artifacts.
     pub(crate) added_artifacts: Mutex<Vec<String>>,
     on_user_code: OnUserCode,
@@ -211,6 +176,9 @@ impl Context {
             driver: Mutex::default(),
             debugger: None,
             on_results: None,
+            declared: Declared::default(),
+            called_services: AtomicU32::new(FIRST_CALLED_SERVICE),
+            bundled_steps: OnceLock::new(),
             added_artifacts: Mutex::default(),
             on_user_code,
             user_code_started: tokio::sync::Mutex::new(false),
@@ -301,7 +269,7 @@ impl Context {
 
 impl Context {
     /// Returns the fetcher for the job's remote steps.
-    fn step_fetcher(&self) -> StepFetcher {
+    pub(crate) fn step_fetcher(&self) -> StepFetcher {
         let mut fetcher = StepFetcher::new(Arc::clone(&self.shared.steps), self.temp_dir.join(STEPS_DIR));
         fetcher.servers.push(self.coordinator.url.clone());
         fetcher.tls = self.tls_files(&self.coordinator.tls);
@@ -366,8 +334,8 @@ impl engine::Job for Context {
         Some(Arc::new(self.step_fetcher()))
     }
 
-    fn bundled_steps(&self) -> Option<Arc<dyn BundledSteps>> {
-        Some(Arc::new(OciSteps::new(self.step_fetcher())))
+    fn bundled_steps(self: &Arc<Self>) -> Option<Arc<dyn BundledSteps>> {
+        self.bundled_steps.get().map(|bundled_steps| bundled_steps(self))
     }
 
     fn sources_time(&self) -> Duration {

@@ -24,6 +24,7 @@ use muster_steps::style;
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_mirror;
+use crate::job_steps;
 use crate::service;
 use crate::share::{self, JobResources};
 
@@ -51,6 +52,7 @@ pub async fn run(
     cancellation: &JobCancellation,
 ) -> JobOutcome {
     let start = StartTime::now();
+    context.bundled_steps.get_or_init(|| job_steps::of);
     context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
     // Boxed, so that its state takes no memory while the steps run.
@@ -100,7 +102,7 @@ async fn prepare(
         };
         let created = if plan.bare {
             create_work_dir(context, &stop).await
-        } else if steps.iter().any(|step| step.policy.by_operator) {
+        } else if steps.iter().any(Step::is_by_operator) {
             // The operator's steps run in the directory before the checkout creates it.
             context.create_project_dir(&stop).await
         } else {

@@ -6,11 +6,13 @@
 //! such as a cache, never fails the job.
 
 mod agent_process;
+mod agent_resources;
 pub mod artifacts;
 mod blocking;
 pub mod cache;
 mod checkout;
 mod context;
+mod declared;
 mod docker;
 mod docker_step;
 mod driver;
@@ -20,9 +22,11 @@ mod files;
 mod git_http;
 mod git_mirror;
 pub mod job;
+mod job_steps;
 mod mirrors;
 mod named_lock;
 mod oci_steps;
+mod offer;
 mod prepare;
 mod private_file;
 mod removal;
@@ -46,7 +50,9 @@ use muster_agent_api::builtin::{
 };
 use muster_steps::builtin::Registry;
 
-pub use context::{AgentResources, Context, OnUserCode};
+pub use agent_resources::AgentResources;
+pub use context::{Context, OnUserCode};
+pub use declared::Declared;
 pub use docker::prepared::PreparedContainers;
 pub use docker::{NoEngine, find_engine};
 pub use extraction::{Extraction, LimitsFrom};

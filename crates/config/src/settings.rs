@@ -52,7 +52,7 @@ pub use host_name::host_name;
 pub use on_instances::OnInstances;
 pub use scripts::RunnerScripts;
 pub use ssh::SshSettings;
-pub use steps::{HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
+pub use steps::{HostServiceSettings, OperatorAction, OperatorStep, StepReplacement, StepsSettings};
 pub use unpack::UnpackSettings;
 
 /// Number of hexadecimal digits of a token's hash in a key.

@@ -38,6 +38,6 @@ pub use path::is_below;
 pub use short_token::short_token;
 pub use status::{InvalidTransition, JobEvent, JobStatus};
 pub use step_policy::{PolicyRule, PolicyViolation, StepLimits, StepPolicy, matches_pattern};
-pub use step_reference::StepReference;
+pub use step_reference::{REPLACEABLE_BUILTINS, StepReference};
 pub use url::{without_user_info, without_user_info_and_query};
 pub use variable::{Secret, Variable};

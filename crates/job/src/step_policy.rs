@@ -96,6 +96,21 @@ impl StepPolicy {
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
     pub fn check(&self, step: &StepReference) -> Result<(), PolicyViolation> {
+        // Every job consists of built-in steps, so they need no rule. Only a matching rule denies them.
+        self.check_with_default(step, matches!(step, StepReference::Builtin { .. }))
+    }
+
+    /// Checks a step that the list of a job or a step file calls.
+    ///
+    /// # Errors
+    /// [`PolicyViolation`] if the step is not allowed.
+    pub fn check_call(&self, step: &StepReference) -> Result<(), PolicyViolation> {
+        // A service runs commands of the author, as a script does.
+        let runs_commands = matches!(step, StepReference::Builtin { name } if name == "service");
+        self.check_with_default(step, matches!(step, StepReference::Builtin { .. }) && !runs_commands)
+    }
+
+    fn check_with_default(&self, step: &StepReference, needs_no_rule: bool) -> Result<(), PolicyViolation> {
         let text = step.to_string();
         let violation = |rule: String, line: u64, reason: &str| PolicyViolation {
             step: text.clone(),
@@ -107,8 +122,7 @@ impl StepPolicy {
         match self.rules.iter().find(|rule| rule.matches(&text)) {
             Some(rule) if rule.is_allowed => Ok(()),
             Some(rule) => Err(violation(format!("`deny = {:?}`", rule.pattern), rule.line, &rule.reason)),
-            // Every job consists of built-in steps, so they need no rule. Only a matching rule denies them.
-            None if matches!(step, StepReference::Builtin { .. }) => Ok(()),
+            None if needs_no_rule => Ok(()),
             None => match self.denied_by_default {
                 Some(line) => Err(violation("no rule matches, and `default = \"deny\"`".to_owned(), line, "")),
                 None => Ok(()),

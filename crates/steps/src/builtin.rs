@@ -1,21 +1,23 @@
 //! Port to the steps that are built into an agent: their traits, and the registry that creates them from a plan.
 
-use std::collections::BTreeMap;
+mod registry;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_agent_api::builtin::Inputs;
 use muster_agent_api::client::Reach;
 use muster_agent_api::plan::{self, Policy};
-use muster_agent_api::result::{BUILTIN_PREFIX, CallRecord, StepNode};
+use muster_agent_api::result::{CallRecord, StepNode};
 use serde_json::{Map, Value};
 
-use crate::definition::{StepFile, StepFileError};
+use crate::definition::StepFile;
 use crate::failure::Failure;
 use crate::process::Processes;
 use crate::stop::StopToken;
+
+pub use registry::{PlanError, Registry};
 
 /// Built-in step with its inputs. `J` is the state that the steps of one job share.
 #[async_trait]
@@ -35,6 +37,11 @@ pub trait Builtin<J>: Send + Sync {
     /// # Errors
     /// The step failed. The engine decides how the [`Failure`] affects the job.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
+
+    /// Returns the inputs for a step of the operator that runs in place of this step. `None` means that this step cannot be replaced.
+    fn offer(&self, _job: &J) -> Option<Offer> {
+        None
+    }
 
     /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
     /// nothing needs to be cleared.
@@ -63,6 +70,27 @@ pub trait Builtin<J>: Send + Sync {
     async fn remove_leftovers(&self, _temp_dir: &Path, _processes: &Processes) -> Result<(), Failure> {
         Ok(())
     }
+}
+
+/// Inputs of a built-in step in the form in which a step of the operator that replaces it gets them. Their names are documented in
+/// docs/reference/replaceable-steps.md.
+#[derive(Debug, Default)]
+pub struct Offer {
+    /// Values by name. Expressions in them are not evaluated.
+    pub inputs: Map<String, Value>,
+    /// Texts to mask in the log and in the result, such as tokens.
+    pub sensitive: Vec<String>,
+}
+
+/// Step of the operator that replaces a built-in step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replacement {
+    /// Name of the built-in step, without `builtin://`.
+    pub builtin: String,
+    /// Reference of the operator's step.
+    pub step: String,
+    /// Inputs that the operator sets. They may contain expressions.
+    pub with: Map<String, Value>,
 }
 
 /// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
@@ -167,6 +195,8 @@ pub struct Step<J> {
 pub enum Call<J> {
     /// Runs a built-in step.
     Builtin(Box<dyn Builtin<J>>),
+    /// Runs a step of the operator in place of a built-in step, which provides its inputs and its role.
+    Replaced(Box<dyn Builtin<J>>, Replacement),
     /// Runs the `run:` list of a job.
     Run(Value),
     /// Runs a user's step file.
@@ -191,10 +221,16 @@ impl<J> Step<J> {
     pub(crate) fn role(&self) -> Role {
         match &self.call {
             _ if self.policy.by_operator => Role::Other,
-            Call::Builtin(builtin) => builtin.role(),
+            Call::Builtin(builtin) | Call::Replaced(builtin, _) => builtin.role(),
             Call::Run(_) | Call::StepFile(_) => Role::Script,
             Call::Steps(_) | Call::Delegate(_) => Role::Other,
         }
+    }
+
+    /// Returns whether the operator chose the step: it was added to the job, or it replaces a built-in step.
+    #[must_use]
+    pub fn is_by_operator(&self) -> bool {
+        self.policy.by_operator || matches!(self.call, Call::Replaced(..))
     }
 
     /// Returns whether the author of the job wrote the commands or steps that this step runs. The operator's limits apply to them.
@@ -218,7 +254,7 @@ impl<J> Step<J> {
 
     pub(crate) fn is_idle(&self) -> bool {
         match &self.call {
-            Call::Builtin(builtin) => builtin.is_idle(),
+            Call::Builtin(builtin) | Call::Replaced(builtin, _) => builtin.is_idle(),
             Call::Run(_) | Call::StepFile(_) => false,
             Call::Delegate(delegation) => delegation.steps.is_empty(),
             Call::Steps(steps) => steps.iter().all(Self::is_idle),
@@ -231,18 +267,18 @@ impl<J> Step<J> {
         match &self.call {
             Call::Delegate(delegation) => vec![&*delegation.target],
             Call::Steps(steps) => steps.iter().flat_map(Self::targets).collect(),
-            Call::Builtin(_) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
+            Call::Builtin(_) | Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
     }
 
-    /// Returns the built-in steps among this step and the steps inside it, except the steps that run at another agent.
+    /// Returns the built-in steps among this step and the steps inside it, except replaced steps and steps that run at another agent.
     #[must_use]
     pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
         match &self.call {
             Call::Builtin(builtin) => vec![&**builtin],
             Call::Steps(steps) => steps.iter().flat_map(Self::builtins).collect(),
             Call::Delegate(delegation) => delegation.beside.iter().flat_map(Self::builtins).collect(),
-            Call::Run(_) | Call::StepFile(_) => Vec::new(),
+            Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
     }
 
@@ -255,145 +291,5 @@ impl<J> Step<J> {
 impl<J> std::fmt::Debug for Step<J> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Step").field("name", &self.name).field("policy", &self.policy).finish_non_exhaustive()
-    }
-}
-
-/// Error in a step of a plan.
-#[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    /// The agent does not have the built-in step.
-    #[error("step {step:?}: there is no built-in step {builtin:?}")]
-    UnknownBuiltin {
-        /// Name of the step.
-        step: String,
-        /// Name of the built-in step.
-        builtin: String,
-    },
-    /// The inputs of a built-in step are invalid.
-    #[error("step {step:?}: inputs of builtin://{builtin}: {source}")]
-    Inputs {
-        /// Name of the step.
-        step: String,
-        /// Name of the built-in step.
-        builtin: String,
-        /// Error of the inputs.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// A user's step file is invalid.
-    #[error(transparent)]
-    StepFile(#[from] StepFileError),
-}
-
-type StepFactory<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
-
-/// Returns the recorded inputs of a step with these inputs in a plan.
-type Recorder = fn(&Value) -> Map<String, Value>;
-
-type TargetFactory<J> = fn(Value) -> Result<Box<dyn DelegateTarget<J>>, serde_json::Error>;
-
-/// The built-in steps of an agent, by name.
-pub struct Registry<J> {
-    steps: BTreeMap<&'static str, StepFactory<J>>,
-    targets: BTreeMap<&'static str, TargetFactory<J>>,
-    recorders: BTreeMap<&'static str, Recorder>,
-    records_calls: bool,
-}
-
-impl<J> Default for Registry<J> {
-    fn default() -> Self {
-        Self { steps: BTreeMap::new(), targets: BTreeMap::new(), recorders: BTreeMap::new(), records_calls: false }
-    }
-}
-
-impl<J> std::fmt::Debug for Registry<J> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.steps.keys().chain(self.targets.keys())).finish()
-    }
-}
-
-impl<J> Registry<J> {
-    /// Adds the built-in step with inputs of type `B`.
-    #[must_use]
-    pub fn with<B: Builtin<J> + Inputs + 'static>(mut self) -> Self {
-        self.steps.insert(B::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<B>(inputs)?)));
-        self.recorders.insert(B::BUILTIN, recorded::<B>);
-        self
-    }
-
-    /// Adds the built-in step with inputs of type `T` that creates an environment.
-    #[must_use]
-    pub fn with_target<T: DelegateTarget<J> + Inputs + 'static>(mut self) -> Self {
-        self.targets.insert(T::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<T>(inputs)?)));
-        self.recorders.insert(T::BUILTIN, recorded::<T>);
-        self
-    }
-
-    /// Sets whether the loaded steps have records of their calls.
-    #[must_use]
-    pub fn recording_calls(mut self, records_calls: bool) -> Self {
-        self.records_calls = records_calls;
-        self
-    }
-
-    /// Converts the steps of a plan to steps that can run.
-    ///
-    /// # Errors
-    /// A step calls an unknown built-in step, or its inputs or its step file are invalid.
-    pub fn load(&self, steps: Vec<plan::Step>) -> Result<Vec<Step<J>>, PlanError> {
-        steps.into_iter().map(|step| self.load_one(step)).collect()
-    }
-
-    fn load_one(&self, step: plan::Step) -> Result<Step<J>, PlanError> {
-        let plan::Step { name, policy, call } = step;
-        let record = self.record(&policy, &call);
-        let call = match call {
-            plan::Call::Builtin { name: builtin, inputs } => Call::Builtin(unwrap_created(
-                &name,
-                builtin.clone(),
-                self.steps.get(&*builtin).map(|create| create(inputs)),
-            )?),
-            plan::Call::Delegate { name: builtin, inputs, beside, steps } => {
-                let target = self.targets.get(&*builtin).map(|create| create(inputs));
-                let target = unwrap_created(&name, builtin, target)?;
-                Call::Delegate(Box::new(Delegation { target, beside: self.load(beside)?, steps }))
-            }
-            plan::Call::Run(list) => Call::Run(list),
-            plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),
-            plan::Call::Steps(steps) => Call::Steps(self.load(steps)?),
-        };
-        Ok(Step { name, policy, call, record })
-    }
-
-    /// Returns the record of a call. `None` means that the call is not recorded.
-    fn record(&self, policy: &Policy, call: &plan::Call) -> Option<Box<CallRecord>> {
-        let (plan::Call::Builtin { name, inputs } | plan::Call::Delegate { name, inputs, .. }) = call else {
-            return None;
-        };
-        let recorder = self.recorders.get(&**name).filter(|_| self.records_calls)?;
-        let (step, inputs) = (format!("{BUILTIN_PREFIX}{name}"), recorder(inputs));
-        Some(Box::new(if policy.by_operator {
-            CallRecord::without_values(&step, &inputs)
-        } else {
-            CallRecord { step, inputs, ..CallRecord::default() }
-        }))
-    }
-}
-
-/// Returns what is recorded of inputs of type `I`. Invalid inputs have no record, because their step cannot be loaded.
-fn recorded<I: Inputs>(inputs: &Value) -> Map<String, Value> {
-    I::deserialize(inputs).map(|inputs| inputs.record()).unwrap_or_default()
-}
-
-/// Returns the step that a factory created. `None` means that there is no factory.
-fn unwrap_created<T>(
-    step: &str,
-    builtin: String,
-    created: Option<Result<T, serde_json::Error>>,
-) -> Result<T, PlanError> {
-    match created {
-        None => Err(PlanError::UnknownBuiltin { step: step.to_owned(), builtin }),
-        Some(Err(source)) => Err(PlanError::Inputs { step: step.to_owned(), builtin, source }),
-        Some(Ok(step)) => Ok(step),
     }
 }

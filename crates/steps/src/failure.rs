@@ -149,6 +149,18 @@ impl Failure {
         }
     }
 
+    /// Converts the failure of a step that the operator put in place of a built-in step to a failure of the runner, unless the job was
+    /// stopped.
+    #[must_use]
+    pub fn in_replacement(self, builtin: &str, step: &str) -> Self {
+        match self {
+            Self::Stopped(_) | Self::JobTimeout(_) => self,
+            failure => Self::System(format!(
+                "the step `{step}` that the operator of this runner put in place of `builtin://{builtin}` failed: {failure}"
+            )),
+        }
+    }
+
     /// Returns a function that turns an I/O error into a failure of the machine. `operation` is the text before the error.
     pub fn io(operation: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System(format!("{operation}: {error}"))

@@ -4,6 +4,7 @@
 
 mod artifacts;
 mod caches;
+mod callable_steps;
 mod checkout;
 mod chunk_caches;
 mod conformance;
@@ -25,6 +26,7 @@ mod output;
 mod own_keys;
 mod records;
 mod remote_steps;
+mod replaced_steps;
 mod requests;
 mod shells;
 mod sources;

@@ -2,6 +2,7 @@
 
 mod download;
 mod list;
+mod offer;
 mod provenance;
 mod retry;
 mod upload;
@@ -12,7 +13,7 @@ use async_trait::async_trait;
 use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsList, ArtifactsUploadList};
 use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
-use muster_steps::builtin::Builtin;
+use muster_steps::builtin::{Builtin, Offer};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -41,6 +42,10 @@ impl Builtin<Context> for ArtifactsDownload {
         self.from.is_empty()
     }
 
+    fn offer(&self, context: &Context) -> Option<Offer> {
+        Some(offer::download(context, self))
+    }
+
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         download::download(context, self, stop).await
     }
@@ -50,6 +55,10 @@ impl Builtin<Context> for ArtifactsDownload {
 impl Builtin<Context> for ArtifactsUploadList {
     fn is_idle(&self) -> bool {
         self.artifacts.is_empty()
+    }
+
+    fn offer(&self, context: &Context) -> Option<Offer> {
+        Some(offer::upload(context, self))
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {

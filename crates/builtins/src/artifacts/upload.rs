@@ -212,7 +212,7 @@ fn filename(name: &str, format: Format) -> String {
 }
 
 /// Returns the last component of the name. Directories in the name of an artifact are ignored.
-fn base(name: &str) -> &str {
+pub(super) fn base(name: &str) -> &str {
     match Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
         "" | "." => "default",
         base => base,

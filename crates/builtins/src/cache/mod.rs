@@ -6,6 +6,7 @@
 mod archive;
 mod chunks;
 mod download;
+mod offer;
 pub mod remote;
 mod remote_error;
 mod store;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_agent_api::builtin::{CacheEntry, CacheRestore, CacheSave, ChunkCache};
-use muster_steps::builtin::Builtin;
+use muster_steps::builtin::{Builtin, Offer};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
@@ -47,6 +48,10 @@ impl Builtin<Context> for CacheRestore {
         self.caches.is_empty()
     }
 
+    fn offer(&self, _context: &Context) -> Option<Offer> {
+        Some(offer::restore(self))
+    }
+
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         for cache in &self.caches {
             restore(context, cache, stop).await?;
@@ -59,6 +64,10 @@ impl Builtin<Context> for CacheRestore {
 impl Builtin<Context> for CacheSave {
     fn is_idle(&self) -> bool {
         self.caches.is_empty()
+    }
+
+    fn offer(&self, _context: &Context) -> Option<Offer> {
+        Some(offer::save(self))
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ mod cleanup;
 pub(crate) mod config;
 mod embedded;
 mod mirror;
+mod offer;
 pub(crate) mod remote;
 mod submodules;
 mod template;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_agent_api::builtin::{Checkout, Cleanup};
-use muster_steps::builtin::{Builtin, Role};
+use muster_steps::builtin::{Builtin, Offer, Role};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -30,6 +31,10 @@ use crate::transfer::TransferContext;
 impl Builtin<Context> for Checkout {
     fn role(&self) -> Role {
         Role::Sources
+    }
+
+    fn offer(&self, context: &Context) -> Option<Offer> {
+        Some(offer::checkout(context, self))
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {

@@ -4,6 +4,7 @@
 //! of the script is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
 //! environment of the shell. The profile of a login shell could overwrite them, so its script sets them again.
 
+mod offer;
 pub(crate) mod posix;
 mod powershell;
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_agent_api::builtin::Script;
-use muster_steps::builtin::{Builtin, Role};
+use muster_steps::builtin::{Builtin, Offer, Role};
 use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
 use muster_steps::process::{Command, find_program};
@@ -42,6 +43,10 @@ impl Builtin<Context> for Script {
 
     fn is_idle(&self) -> bool {
         self.commands.is_empty()
+    }
+
+    fn offer(&self, _context: &Context) -> Option<Offer> {
+        Some(offer::script(self))
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {

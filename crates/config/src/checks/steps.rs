@@ -66,11 +66,38 @@ mod tests {
     }
 
     #[test]
+    fn invalid_replacement_of_a_builtin_step_is_reported_at_its_table() {
+        let replace = |keys: &str| format!("[[runners.steps.replace]]\n{keys}\n");
+        let valid = "builtin = \"cache/restore\"\nstep = \"registry.example.com/cache:1\"\ninputs = { bucket = \"b\" }";
+        clean("C111", &runner(&replace(valid)));
+        for (keys, message, help) in [
+            ("step = \"/x\"", "`` is not a built-in step that can be replaced", "set `builtin` to one of: checkout, "),
+            ("builtin = \"cache\"\nstep = \"/x\"", "`cache` is not a built-in step", "cache/restore, cache/save, "),
+            ("builtin = \"cleanup\"\nstep = \"/x\"", "`cleanup` is not a built-in step that can be replaced", ""),
+            ("builtin = \"checkout\"", "the replacement of `checkout` has no step", "set `step` to an absolute path"),
+            ("builtin = \"checkout\"\nstep = \"./x\"", "`checkout` is relative to the job's", "use an absolute path"),
+        ] {
+            let rendered = found("C111", &runner(&replace(keys)));
+            assert!(rendered.starts_with("6:") && rendered.contains(message), "{rendered}");
+            assert!(rendered.contains(help) && rendered.contains("this runner requests no jobs"), "{rendered}");
+        }
+        let twice = found("C111", &runner(&replace(valid).repeat(2)));
+        assert!(
+            twice.starts_with("10:") && twice.contains("two steps replace the built-in step `cache/restore`"),
+            "{twice}"
+        );
+    }
+
+    #[test]
     fn custom_executor_has_no_steps_of_the_operator() {
-        let steps = "[[runners.steps.after]]\nname = \"a\"\nscript = \"id\"\n";
-        let text = runner(steps).replace("\"shell\"", "\"custom\"");
-        assert!(found("C111", &text).contains("custom executor supports neither"));
-        assert_eq!(count("C111", &runner(steps)), 0);
+        for steps in [
+            "[[runners.steps.after]]\nname = \"a\"\nscript = \"id\"\n",
+            "[[runners.steps.replace]]\nbuiltin = \"checkout\"\nstep = \"/x\"\n",
+        ] {
+            let text = runner(steps).replace("\"shell\"", "\"custom\"");
+            assert!(found("C111", &text).contains("custom executor supports neither"));
+            assert_eq!(count("C111", &runner(steps)), 0);
+        }
     }
 
     #[test]

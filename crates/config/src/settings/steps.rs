@@ -17,6 +17,9 @@ pub struct StepsSettings {
     pub after: Vec<OperatorStep>,
     /// Steps before each upload of artifacts, in order.
     pub before_upload: Vec<OperatorStep>,
+    /// Steps of the operator that run in place of built-in steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replace: Vec<StepReplacement>,
     /// Programs of the operator that run in place of the services of jobs without containers.
     pub services: Vec<HostServiceSettings>,
     /// Rules and limits for the steps of jobs. `None` means that there are none.
@@ -63,6 +66,18 @@ pub enum OperatorAction {
         /// Inputs of the step. They may contain expressions.
         inputs: Map<String, Value>,
     },
+}
+
+/// A step of the operator that runs in place of a built-in step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StepReplacement {
+    /// Name of the built-in step, without `builtin://`.
+    pub builtin: String,
+    /// Reference of the operator's step.
+    pub reference: String,
+    /// Inputs of the step in addition to those of the built-in step. They may contain expressions.
+    #[serde(default)]
+    pub inputs: Map<String, Value>,
 }
 
 /// A program of the operator that runs in place of a service of a job without containers.

@@ -1,6 +1,7 @@
 //! Reads `[runners.steps]`: the steps of the operator, and the file with the policy for the steps of jobs.
 
 mod policy;
+mod replacements;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,6 +14,9 @@ use super::problem::shown_name;
 use super::tree::{Table, Value, json};
 use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 
+/// Problem of a relative reference, after the name of the step.
+const RELATIVE_STEP: &str = "is relative to the job's directory, whose content the job controls";
+const RELATIVE_STEP_HELP: &str = "use an absolute path, or a git or OCI reference";
 /// Default of `timeout` of a step.
 const DEFAULT_STEP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Default of `timeout` of a service.
@@ -20,7 +24,7 @@ const DEFAULT_SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A problem of `[runners.steps]`.
 pub(super) struct StepsProblem {
-    /// Name of the list (`before`, `before_upload`, `after` or `services`), and index in it. `None` means that no entry of a list has the problem.
+    /// Name of the list (`before`, `before_upload`, `after`, `replace` or `services`), and index in it. `None` means that no entry of a list has the problem.
     pub(super) step: Option<(&'static str, usize)>,
     /// What is wrong.
     pub(super) message: String,
@@ -90,6 +94,9 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
         before_upload: list(Position::BeforeUpload),
         ..StepsSettings::default()
     };
+    let (replace, invalid) = replacements::read(table);
+    settings.replace = replace;
+    problems.extend(invalid);
     for (index, written) in table.tables("services").iter().enumerate() {
         match service(written) {
             Ok(service) => settings.services.push(service),
@@ -115,7 +122,8 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
         }
     }
     let lists = [&settings.before, &settings.after, &settings.before_upload];
-    let is_used = lists.iter().any(|list| !list.is_empty()) || settings.policy.is_some();
+    let is_used =
+        lists.iter().any(|list| !list.is_empty()) || settings.policy.is_some() || !settings.replace.is_empty();
     if executor == "custom" && is_used {
         let message = "the custom executor supports neither steps of the operator nor a step policy".to_owned();
         let help = "remove [runners.steps], and let the programs of the driver do this work".to_owned();
@@ -127,19 +135,23 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
 
 fn step_source(table: &Table) -> StepSource {
     let owned = |key: &str| table.str(key).map(str::to_owned);
-    let inputs = match table.node("inputs").map(|node| &node.value) {
-        Some(Value::Any(text)) => json(text).as_object().cloned().unwrap_or_default(),
-        _ => Map::new(),
-    };
     StepSource {
         name: owned("name").unwrap_or_default(),
         script: table.strings("script").map(|(line, _)| line.to_owned()).collect(),
         step: owned("step"),
-        inputs,
+        inputs: inputs(table),
         env: texts(table, "env"),
         timeout: table.time("timeout").map(|timeout| format!("{}ns", timeout.as_nanos())),
         required: table.bool("required"),
         exports: texts(table, "exports"),
+    }
+}
+
+/// Returns the table `inputs`.
+fn inputs(table: &Table) -> Map<String, Json> {
+    match table.node("inputs").map(|node| &node.value) {
+        Some(Value::Any(text)) => json(text).as_object().cloned().unwrap_or_default(),
+        _ => Map::new(),
     }
 }
 
@@ -213,11 +225,8 @@ fn checked_step(
         (false, None) => {
             return invalid(format!("step `{shown}`: a script has no inputs"), "write them to `env`");
         }
-        (true, Some(reference)) if reference.trim().starts_with('.') => {
-            return invalid(
-                format!("step `{shown}` is relative to the job's directory, whose content the job controls"),
-                "use an absolute path, or a git or OCI reference",
-            );
+        (true, Some(reference)) if is_relative(&reference) => {
+            return invalid(format!("step `{shown}` {RELATIVE_STEP}"), RELATIVE_STEP_HELP);
         }
         (true, Some(reference)) => OperatorAction::Step { reference, inputs },
         _ => return invalid(format!("step `{shown}` needs either `script` or `step`"), "set one of the two"),
@@ -230,6 +239,11 @@ fn checked_step(
         Some(_) => return invalid(format!("step `{shown}`: the timeout is not valid"), "write for example \"90s\""),
     };
     Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(required_by_default), exports })
+}
+
+/// Returns whether the reference is a path relative to the job's directory.
+fn is_relative(reference: &str) -> bool {
+    reference.trim().starts_with('.')
 }
 
 /// Returns the kinds of the variables that a step exports.

@@ -249,6 +249,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
         coordinator: coordinator(payload, context, &variables, &flags),
         unpack: unpack_limits(context.runner.unpack),
         step_policy,
+        reserved_builtins: steps::reserved(&context.runner.steps),
         share: share::resource_share(payload, context),
         // Other coordinators do not receive the tree.
         record_calls: wants_result_tree(payload),

@@ -19,7 +19,7 @@ pub(super) fn check_run_list(payload: &JobPayload, policy: &StepPolicy) -> Resul
     for entry in list.iter().filter_map(Value::as_array).flatten() {
         let Some(step) = reference(entry) else { continue };
         let name = entry.get("name").and_then(Value::as_str).unwrap_or_default();
-        policy.check(&step).map_err(|violation| refused(name, &violation))?;
+        policy.check_call(&step).map_err(|violation| refused(name, &violation))?;
     }
     Ok(())
 }
@@ -31,7 +31,8 @@ pub(super) fn check_run_list(payload: &JobPayload, policy: &StepPolicy) -> Resul
 pub(super) fn check_builtins(steps: &[Step], policy: &StepPolicy) -> Result<(), LowerError> {
     for step in steps.iter().filter(|step| !step.policy.by_operator) {
         let (builtin, inner) = match &step.call {
-            Call::Builtin { name, .. } => (Some(name), [&[] as &[Step], &[]]),
+            // A rule that denies a built-in step denies what the operator puts in its place, too.
+            Call::Builtin { name, .. } | Call::Replaced { name, .. } => (Some(name), [&[] as &[Step], &[]]),
             Call::Delegate { name, beside, steps, .. } => (Some(name), [beside.as_slice(), steps.as_slice()]),
             Call::Steps(steps) => (None, [steps.as_slice(), &[]]),
             Call::Run(_) | Call::StepFile(_) => (None, [&[] as &[Step], &[]]),

@@ -102,7 +102,7 @@ impl UserSteps<'_> {
         let inputs = match fake {
             // The specification of a replaced step is not known.
             Some(_) => expanded_inputs(&inputs, &scope)?,
-            None => checked_inputs(&file, &inputs, &scope)?,
+            None => checked_inputs(&file, &inputs, self.offered_at(frame.depth), &scope)?,
         };
         let remote_text = if let Call::Remote(location) = &entry.call { location.to_string() } else { String::new() };
         let invocation = Invocation {
@@ -181,7 +181,7 @@ impl UserSteps<'_> {
     /// Returns the limits of the rule that allows the step, with the position of the rule.
     pub(super) fn check_policy(&self, step: &StepReference) -> Result<Option<RuleLimits<'_>>, StepError> {
         let Some(policy) = self.policy else { return Ok(None) };
-        policy.check(step).map_err(|violation| StepError::Refused(Box::new(violation)))?;
+        policy.check_call(step).map_err(|violation| StepError::Refused(Box::new(violation)))?;
         Ok(policy.limits_of(step))
     }
 

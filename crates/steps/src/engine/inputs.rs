@@ -7,16 +7,22 @@ use super::user_steps::StepError;
 use crate::definition::StepFile;
 use crate::expression::{Dialect, ExpressionError, Scope};
 
-/// Evaluates the inputs for a step file, and adds its defaults.
-pub(super) fn checked_inputs(
+/// Evaluates the inputs for a step file. Adds the `offered` values, unevaluated, of the other inputs that it declares, and then its
+/// defaults.
+pub(super) fn checked_inputs<'o>(
     file: &StepFile,
     inputs: &Map<String, Value>,
+    offered: impl Iterator<Item = (&'o String, &'o Value)>,
     scope: &Scope,
 ) -> Result<Map<String, Value>, StepError> {
     if let Some(name) = inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
         return Err(StepError::Call(format!("failed to load: step does not accept input with name {name:?}")));
     }
-    with_defaults(file, expanded_inputs(inputs, scope)?)
+    let mut inputs = expanded_inputs(inputs, scope)?;
+    for (name, value) in offered.filter(|(name, _)| file.spec.inputs.contains_key(*name)) {
+        inputs.entry(name).or_insert_with(|| value.clone());
+    }
+    with_defaults(file, inputs)
         .map_err(|error| StepError::Call(format!("failed to load: failed to parse spec definition: {error}")))
 }
 

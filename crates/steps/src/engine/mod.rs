@@ -25,6 +25,7 @@ mod policy;
 mod progress;
 mod reference;
 mod remote_steps;
+mod replaced_steps;
 mod results;
 mod sequence;
 mod settings;
@@ -130,7 +131,7 @@ pub trait Job: Send + Sync + 'static {
     }
 
     /// Returns the port to the steps that come with the agent and that lists of steps may call. `None` means that there are none.
-    fn bundled_steps(&self) -> Option<Arc<dyn BundledSteps>> {
+    fn bundled_steps(self: &Arc<Self>) -> Option<Arc<dyn BundledSteps>> {
         None
     }
 
@@ -300,7 +301,7 @@ fn names<J>(steps: &[Step<J>]) -> Vec<String> {
         match &step.call {
             Call::Steps(inner) => found.extend(names(inner)),
             Call::Delegate(delegation) => found.extend(names(&delegation.beside)),
-            Call::Builtin(_) | Call::Run(_) | Call::StepFile(_) => {}
+            Call::Builtin(_) | Call::Replaced(..) | Call::Run(_) | Call::StepFile(_) => {}
         }
     }
     found

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::operator_steps::{mask_sensitive_values, publish};
 use super::user_steps::{RecordedCalls, UserSteps};
-use super::{Debugger, Engine, Job, JobCancellation, StepsResult};
-use crate::builtin::{Call, Role, Step};
+use super::{Debugger, Engine, Job, JobCancellation, StepsResult, replaced_steps};
+use crate::builtin::{Call, Replacement, Role, Step};
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
 use crate::stop::{StopToken, wait_until};
@@ -106,7 +106,7 @@ impl<J: Job> Engine<J> {
 
     /// Removes what a failed attempt left behind, in a separate section (docs/spec/job-execution.md, section 1.4).
     async fn clear(&self, step: &Step<J>, stop: &StopToken) -> Result<(), Failure> {
-        let Call::Builtin(builtin) = &step.call else { return Ok(()) };
+        let (Call::Builtin(builtin) | Call::Replaced(builtin, _)) = &step.call else { return Ok(()) };
         let Some((name, title)) = builtin.clear_section() else { return Ok(()) };
         self.open_section(name, title);
         let cleared = builtin.clear(&self.job, stop).await;
@@ -192,13 +192,14 @@ impl<J: Job> Engine<J> {
         self.job.wait_until_user_code_may_run(stop).await?;
         let is_step_file = matches!(step.call, Call::StepFile(_));
         let mut user_steps =
-            UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
-        user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
+            UserSteps::new(&self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
+        let is_by_operator = step.is_by_operator();
+        user_steps.policy = self.job.step_policy().filter(|_| !is_by_operator);
         // The lock file in the job's repository does not apply to steps of the operator.
-        user_steps.obeys_lock_file = !step.policy.by_operator;
+        user_steps.obeys_lock_file = !is_by_operator;
         user_steps.recorded_calls = match self.job.records_calls() {
             false => RecordedCalls::None,
-            true if step.policy.by_operator => RecordedCalls::WithoutValues,
+            true if is_by_operator => RecordedCalls::WithoutValues,
             true => RecordedCalls::Complete,
         };
         user_steps.retry_backoff = self.retry_backoff;
@@ -206,10 +207,17 @@ impl<J: Job> Engine<J> {
         let result = match &step.call {
             Call::Run(list) => Box::pin(user_steps.run(&step.name, list, step.policy.by_operator, nodes)).await,
             Call::StepFile(file) => Box::pin(user_steps.run_file("", file, nodes)).await,
+            Call::Replaced(builtin, replacement) => {
+                let offer = builtin.offer(&self.job).unwrap_or_default();
+                if step.is_by_author() {
+                    replaced_steps::set_environment_of_script(&mut user_steps, &*self.job);
+                }
+                Box::pin(replaced_steps::run(&mut user_steps, &step.name, replacement, offer, nodes)).await
+            }
             Call::Builtin(_) | Call::Delegate(_) | Call::Steps(_) => Ok(Map::new()),
         };
         user_steps.mask_nodes(nodes);
-        if step.policy.by_operator {
+        if is_by_operator {
             // Also after a failure, because the step may have stored or started something that shows a value later.
             mask_sensitive_values(&*self.job, &user_steps);
         }
@@ -217,7 +225,16 @@ impl<J: Job> Engine<J> {
             // A step with a timeout terminates only its own processes. Those that other steps have left behind must also end before after_script.
             self.job.processes().terminate(self.job.grace()).await;
         }
-        let outputs = result.map_err(|error| user_steps.failure(&error))?;
+        let outputs = result.map_err(|error| {
+            let failure = user_steps.failure(&error);
+            match &step.call {
+                // The failure of a script is the result of the job, whoever runs it.
+                Call::Replaced(_, Replacement { builtin, step: reference, .. }) if !step.is_by_author() => {
+                    failure.in_replacement(builtin, reference)
+                }
+                _ => failure,
+            }
+        })?;
         if step.policy.by_operator { publish(&*self.job, &step.policy, &user_steps, &outputs) } else { Ok(()) }
     }
 }

@@ -10,7 +10,16 @@ pub(super) const OCI_FETCH: &str = "step/oci/fetch";
 /// Steps with `dist://`, besides `script`.
 const DISTRIBUTED: [&str; 3] = ["step/oci/build", OCI_FETCH, "step/oci/promote"];
 /// Steps with `builtin://` that lists of steps may call.
-const FUNCTIONS: [&str; 2] = ["function/oci/build", "function/oci/publish"];
+const FUNCTIONS: [&str; 8] = [
+    "checkout",
+    "cache/restore",
+    "cache/save",
+    "artifacts/download",
+    "artifacts/upload",
+    "service",
+    "function/oci/build",
+    "function/oci/publish",
+];
 
 /// Step to which a reference refers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +61,8 @@ impl Target {
                 name => Err(ReferenceError::Bundled(name.to_owned())),
             };
         }
-        // The manager uses other built-in steps in a job's plan. A `run:` list must not call them, because their inputs are not checked.
+        // A list calls these steps with their own small inputs. It must not call the other steps of a job's plan, whose inputs are not
+        // checked.
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
             return match name {
                 name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),

@@ -167,6 +167,8 @@ pub(super) struct UserSteps<'a> {
     pub(super) grace: Duration,
     /// Lowest layer of the processes' environment.
     pub(super) environment: Arc<[(OsString, OsString)]>,
+    /// Inputs for the steps of the list itself, as far as they declare them. Empty unless the list replaces a built-in step.
+    pub(super) offered: Arc<Map<String, Value>>,
     /// Variables of the job, for expressions.
     pub(super) variables: Arc<Map<String, Value>>,
     pub(super) settings: Settings,
@@ -251,7 +253,7 @@ impl<'a> UserSteps<'a> {
     ///
     /// # Errors
     /// A setting is invalid.
-    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken, is_step_file: bool) -> Result<Self, SettingError> {
+    pub(super) fn new<J: Job>(job: &'a Arc<J>, stop: &'a StopToken, is_step_file: bool) -> Result<Self, SettingError> {
         let processes = job.processes();
         let mut environment = processes.environment().to_vec();
         let variables = job.values();
@@ -262,6 +264,7 @@ impl<'a> UserSteps<'a> {
         })?;
         environment.push((LOG_LEVEL.into(), settings.log_level.into()));
         Ok(Self {
+            offered: Arc::default(),
             processes,
             log: Arc::new(MaskedLog::new(job.log())),
             stop,
@@ -339,6 +342,12 @@ impl<'a> UserSteps<'a> {
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), ..self.clone() }
+    }
+
+    /// Returns the inputs that a replaced built-in step offers to the steps at this depth.
+    pub(super) fn offered_at(&self, depth: usize) -> impl Iterator<Item = (&String, &Value)> {
+        // The steps that a step calls get their inputs only from that step.
+        self.offered.iter().filter(move |_| depth == 0)
     }
 
     pub(super) fn set_state(&self, path: &str, state: StepState) {

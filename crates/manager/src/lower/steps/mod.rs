@@ -1,6 +1,7 @@
 //! The steps of a job, in GitLab's order and with its names.
 
 mod operator;
+mod replace;
 mod scripts;
 pub(super) mod services;
 mod sources;
@@ -8,7 +9,7 @@ mod transfers;
 
 use std::time::Duration;
 
-use muster_agent_api::builtin::Cleanup;
+use muster_agent_api::builtin::{Checkout, Cleanup, Inputs};
 use muster_agent_api::plan::{Call, Step, When};
 use muster_executor::Directories;
 use muster_job::milliseconds;
@@ -20,6 +21,8 @@ use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
 use super::{JobContext, LowerError, cache, docker, driver, header, mirror, policy, secrets};
+
+pub(super) use replace::reserved;
 
 /// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
@@ -55,7 +58,13 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     let mut mirror_volume = None;
     if !suspension::is_resumed(payload, &context.runner) {
         let mut checkout = sources::checkout(payload, context, variables, settings, flags)?;
-        if let Some(mirror) = mirror::git_mirror(payload, context, settings, parts.machine, &checkout) {
+        // The mirror serves only the built-in checkout.
+        let mirror = if replace::is_replaced(&context.runner.steps, Checkout::BUILTIN) {
+            None
+        } else {
+            mirror::git_mirror(payload, context, settings, parts.machine, &checkout)
+        };
+        if let Some(mirror) = mirror {
             checkout.mirror = Some(mirror::view_dir(&mirror, context));
             mirror_step = Some(mirror::step(&mirror, payload, settings));
             mirror_volume = Some(mirror::volume(&mirror));
@@ -85,6 +94,7 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     step.policy.timeout_ms = milliseconds(CLEANUP_TIMEOUT);
     step.policy.allow_failure = true;
     steps.push(step);
+    replace::apply(&mut steps, &context.runner.steps);
     let title = format!("Preparing the \"{}\" executor", context.runner.executor);
     let steps = if context.runner.uses_containers() {
         let containers = docker::step(parts, &title, steps, mirror_volume, warnings)?;

@@ -4,6 +4,7 @@ mod caches;
 mod driver;
 mod mirror;
 mod operator;
+mod replace;
 mod runner;
 mod secrets;
 mod share;

@@ -14,6 +14,7 @@ mod mirrors;
 mod operator_secrets;
 mod operator_steps;
 mod remote_engine;
+mod replaced_steps;
 mod shared_limits;
 mod single;
 mod ssh;

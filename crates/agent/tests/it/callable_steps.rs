@@ -1,0 +1,259 @@
+//! Built-in steps that lists of steps call.
+
+use std::sync::Arc;
+
+use muster_agent_api::builtin::{
+    ArtifactSource, ArtifactsDownload, CacheEntry, CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore,
+    ChunkUpload,
+};
+use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
+use muster_agent_api::result::{JobResult, Outcome};
+use muster_job::{JobId, JobStatus, PolicyRule, StepLimits, StepPolicy};
+use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
+use serde_json::{Value, json};
+
+use crate::harness::*;
+
+const JOB: JobId = JobId(7);
+
+/// Returns the step with the `run:` list of a job.
+fn list(entries: Value) -> Step {
+    step("step_run", When::OnSuccess, Call::Run(entries))
+}
+
+/// Returns a list that calls one step.
+fn call(step: &str, inputs: Value) -> Value {
+    json!([{ "name": "it", "func": format!("builtin://{step}"), "inputs": inputs }])
+}
+
+/// Runs a job with these declarations and this list. Returns its log and its result.
+async fn run(agent: &mut Agent, declared: Vec<Step>, entries: Value) -> (String, JobResult) {
+    let plan = agent.plan([declared, vec![list(entries)]].concat());
+    agent.complete(&plan).await
+}
+
+/// Asserts that a list fails as a failure of the script with this text in its log.
+async fn assert_refused(declared: Vec<Step>, entries: Value, text: &str) {
+    let (log, result) = run(&mut Agent::start().await, declared, entries).await;
+    assert_eq!(failure(&result).0, "script_failure", "{log}");
+    assert!(log.contains(text), "{text:?} is not in {log}");
+}
+
+/// Creates a repository with two commits beside the project. Returns the checkout that a job with `GIT_STRATEGY: none` declares.
+fn repository(agent: &Agent) -> Checkout {
+    let dir = agent.dir.path().join("repository");
+    let commit = "git -c user.name=a -c user.email=a@example.com commit -q -m";
+    let commands = format!(
+        "git init -q -b main \"$0\" && cd \"$0\" && echo 1 >file && git add . && {commit} 1 && echo 2 >file && {commit} 2 -a && git rev-parse HEAD"
+    );
+    let output = std::process::Command::new("sh").args(["-c", &commands]).arg(&dir).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Checkout {
+        strategy: "none".to_owned(),
+        repo_url: format!("file://{}", dir.display()),
+        ref_name: "main".to_owned(),
+        sha: String::from_utf8(output.stdout).unwrap().trim().to_owned(),
+        refspecs: vec!["+refs/heads/main:refs/remotes/origin/main".to_owned()],
+        checkout: true,
+        ..Checkout::default()
+    }
+}
+
+#[tokio::test]
+async fn list_checks_out_the_sources_of_its_job() {
+    let mut agent = Agent::start().await;
+    let sources = step("get_sources", When::OnSuccess, Call::builtin(&repository(&agent)));
+    let entries = json!([
+        { "name": "before", "script": "test ! -e file" },
+        { "name": "sources", "func": "builtin://checkout", "inputs": { "strategy": "clone", "depth": "${{ num('1') }}" } },
+        { "name": "show", "script": "cat file; git rev-list --count HEAD" }
+    ]);
+    let plan = JobPlan { steps: vec![sources, list(entries)], ..agent.plan(Vec::new()) };
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\n2\n1\n"), "the second commit, without the first: {log}");
+    let names: Vec<_> = result.tree.steps[1].steps.iter().map(|step| step.name.as_str()).collect();
+    assert_eq!(names, ["before", "sources", "show"]);
+
+    for (inputs, text) in [
+        (json!({ "strategy": "svn" }), "\"svn\" is not a valid `strategy`; write one of: fetch, clone, empty, none"),
+        (json!({ "submodules": "all" }), "\"all\" is not a valid `submodules`"),
+        (json!({ "depth": -1 }), "-1 is not a valid `depth`"),
+        (json!({ "repo_url": "https://other.example" }), "step does not accept input with name \"repo_url\""),
+    ] {
+        assert_refused(Vec::new(), call("checkout", inputs), text).await;
+    }
+}
+
+fn cache(agent: &Agent, key: &str, path: &str) -> CacheEntry {
+    CacheEntry {
+        key: key.to_owned(),
+        cache_dir: agent.dir.path().join("cache").to_string_lossy().into_owned(),
+        paths: vec![path.to_owned()],
+        ..CacheEntry::default()
+    }
+}
+
+#[tokio::test]
+async fn list_saves_and_restores_only_caches_of_its_job() {
+    let mut agent = Agent::start().await;
+    let caches = vec![cache(&agent, "deps", "vendor/"), cache(&agent, "other", "other/")];
+    let save = |when| step("archive_cache", when, Call::builtin(&CacheSave { caches: caches.clone() }));
+    let mut never = vec![save(When::OnFailure), save(When::OnFailure)];
+    let restore = step("restore_cache", When::OnFailure, Call::builtin(&CacheRestore { caches: caches.clone() }));
+    never.push(restore);
+    let entries = json!([
+        { "name": "make", "script": "mkdir vendor other; echo cached | tee vendor/lib >other/lib" },
+        { "name": "save", "func": "builtin://cache/save", "inputs": { "key": "deps" } },
+        { "name": "lose", "script": "rm -r vendor other" },
+        { "name": "restore", "func": "builtin://cache/restore" },
+        { "name": "show", "script": "cat vendor/lib; ls" }
+    ]);
+    let (log, result) = run(&mut agent, never.clone(), entries).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\ncached\nvendor\n"), "{log}");
+    assert_eq!(log.matches("Creating cache deps").count(), 1, "{log}");
+    assert!(log.contains("Checking cache for other...") && !log.contains("Creating cache other"), "{log}");
+
+    let store = ChunkStore { upload: Some(ChunkUpload::default()), ..ChunkStore::default() };
+    let chunks = Some(ChunkCache { store: Some(store), ..ChunkCache::default() });
+    let chunked = CacheSave { caches: vec![CacheEntry { chunks, ..cache(&agent, "deps", "vendor/") }] };
+    let chunked = step("archive_cache", When::OnFailure, Call::builtin(&chunked));
+    let text = "the cache `deps` is stored as chunks, which a job can save only once";
+    assert_refused(vec![chunked], call("cache/save", json!({})), text).await;
+
+    let text = "the job declares no cache `mine`; it has: deps, other; add it with `cache` to the job";
+    assert_refused(never, call("cache/save", json!({ "key": "mine" })), text).await;
+    assert_refused(Vec::new(), call("cache/restore", json!({})), "the job declares no cache; add it with `cache`")
+        .await;
+}
+
+async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
+    let coordinator = Arc::new(MemoryCoordinator::default());
+    coordinator.enqueue(serde_json::from_value(json!({"id": JOB.0, "token": "t0ken"})).unwrap());
+    coordinator.set_status(JOB, JobStatus::Running);
+    let served = serve(coordinator.clone()).await.unwrap();
+    (coordinator, served)
+}
+
+#[tokio::test]
+async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
+    let (coordinator, served) = coordinator().await;
+    let endpoint = ArtifactEndpoint {
+        url: served.url.to_string(),
+        job_id: JOB.0,
+        token: "t0ken".to_owned(),
+        ..ArtifactEndpoint::default()
+    };
+    let mut agent = Agent::start().await;
+    let entries = json!([
+        { "name": "make", "script": "mkdir out; echo made >out/a.txt; echo no >out/b.txt" },
+        { "name": "upload", "func": "builtin://artifacts/upload",
+          "inputs": { "paths": ["out/"], "exclude": ["out/b.txt"], "name": "of-${{ vars.NAME }}" } },
+        { "name": "report", "func": "builtin://artifacts/upload", "inputs": { "paths": ["out/a.txt"], "type": "junit", "name": "junit.xml" } }
+    ]);
+    let plan = JobPlan { coordinator: endpoint.clone(), ..agent.plan(vec![list(entries)]) };
+    agent.run("1-1", &plan, &[variable("NAME", "it")]).await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    agent.close("1-1").await;
+    let job = coordinator.job(JOB).unwrap();
+    assert_eq!(job.artifacts.keys().collect::<Vec<_>>(), ["junit.xml.gz", "of-it.zip"]);
+    assert_eq!(job.uploads[1].1.artifact_format.as_deref(), Some("gzip"));
+
+    std::fs::remove_dir_all(agent.project()).unwrap();
+    let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: "t0ken".to_owned() }];
+    let declared = step("download_artifacts", When::OnFailure, Call::builtin(&ArtifactsDownload { from }));
+    let entries = json!([
+        { "name": "download", "func": "builtin://artifacts/download", "inputs": { "job": "build" } },
+        { "name": "show", "script": "cat out/a.txt; ls out" }
+    ]);
+    let plan = JobPlan { coordinator: endpoint, ..agent.plan(vec![declared, list(entries)]) };
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nmade\na.txt\n"), "{log}");
+
+    let missing = "the job declares no dependency with artifacts; add it with `needs`";
+    assert_refused(Vec::new(), call("artifacts/download", json!({})), missing).await;
+    let bare = "there is no server for artifacts; call `builtin://artifacts/upload` in a job of a pipeline";
+    assert_refused(Vec::new(), call("artifacts/upload", json!({ "paths": ["out"] })), bare).await;
+}
+
+/// Program that serves HTTP on the port of its argument, and says so in a file.
+const SERVER: &str = "import http.server, sys; http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()";
+
+/// Returns a port that no program listens on.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn service_of_a_list_serves_its_later_steps_and_ends_with_the_job() {
+    let mut agent = Agent::start().await;
+    let port = free_port();
+    let pid = agent.dir.path().join("pid");
+    let program = format!("import os; open('{}', 'w').write(str(os.getpid())); {SERVER}", pid.display());
+    let command = json!(["python3", "-c", program, port.to_string()]);
+    let entries = json!([
+        { "name": "serve", "func": "builtin://service", "inputs": { "command": command, "port": port } },
+        { "name": "use", "script": format!("python3 -c \"import urllib.request as u; print('status', u.urlopen('http://127.0.0.1:{port}/').status)\"") }
+    ]);
+    let (log, result) = run(&mut agent, Vec::new(), entries).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("Starting service python3...") && log.contains("\nstatus 200\n"), "{log}");
+    assert!(!is_running(std::fs::read_to_string(pid).unwrap().trim()), "the service ends with the job");
+
+    let exits = json!({ "command": ["sh", "-c", "echo broken; exit 3"], "port": port, "name": "db" });
+    let (log, result) = run(&mut agent, Vec::new(), call("service", exits)).await;
+    assert_eq!(failure(&result).0, "script_failure", "the author chose the program");
+    assert!(log.contains("it exited with code 3") && log.contains("broken"), "{log}");
+    for (inputs, text) in [
+        (json!({ "command": [] }), "the input `command` is empty"),
+        (json!({ "command": ["true"], "timeout": "soon" }), "\"soon\""),
+        (json!({ "command": ["true"], "port": 70000 }), "the inputs are not valid: "),
+    ] {
+        assert_refused(Vec::new(), call("service", inputs), text).await;
+    }
+}
+
+#[tokio::test]
+async fn policy_and_operator_decide_what_a_list_may_call() {
+    let rule = |pattern: &str, is_allowed| PolicyRule {
+        line: 3,
+        pattern: pattern.to_owned(),
+        is_allowed,
+        ..PolicyRule::default()
+    };
+    let service = || call("service", json!({ "command": ["sh", "-c", "exit 0"] }));
+    let limits = StepLimits { file_bytes: Some(1 << 30), ..StepLimits::default() };
+    let cases = [
+        (vec![rule("builtin:cache/*", false)], None, call("cache/save", json!({})), "`deny = \"builtin:cache/*\"`"),
+        // A service runs commands of the author, as a script does. So it needs a rule where a script needs one.
+        (vec![], Some(1), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
+    ];
+    for (rules, denied_by_default, entries, text) in cases {
+        let mut agent = Agent::start().await;
+        let mut plan = agent.plan(vec![list(entries)]);
+        plan.step_policy = Some(StepPolicy { rules, denied_by_default, ..StepPolicy::default() });
+        let (log, result) = agent.complete(&plan).await;
+        assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
+        assert!(log.contains(text), "{log}");
+    }
+    let mut agent = Agent::start().await;
+    let mut plan = agent.plan(vec![list(service())]);
+    let allowed = vec![rule("builtin:service", true)];
+    plan.step_policy = Some(StepPolicy { rules: allowed, denied_by_default: Some(1), ..StepPolicy::default() });
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+
+    plan.step_policy = Some(StepPolicy { limits, ..StepPolicy::default() });
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failure(&result).0, "script_failure", "{log}");
+    assert!(log.contains("has limits, which cannot be enforced for `builtin://service`"), "{log}");
+
+    plan.step_policy = None;
+    plan.reserved_builtins = vec!["service".to_owned()];
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failure(&result).0, "script_failure", "{log}");
+    assert!(log.contains("the operator of this runner has a step for `builtin://service`"), "{log}");
+}

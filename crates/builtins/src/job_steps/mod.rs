@@ -1,0 +1,117 @@
+//! Built-in steps that lists of steps may call: `builtin://checkout`, `builtin://cache/restore` and others.
+//!
+//! The inputs of the built-in steps in a job's plan have the authority of the manager: URLs, tokens and paths. A list of steps is written by
+//! the author of the job, so it calls the same steps with small inputs of its own, which only select from what the job has
+//! [declared](crate::declared::Declared).
+
+mod inputs;
+mod transfers;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_agent_api::builtin::HostService;
+use muster_job::{GoDuration, milliseconds};
+use muster_steps::builtin::Builtin;
+use muster_steps::bundled::{BundledCall, BundledSteps};
+use muster_steps::definition::Spec;
+use muster_steps::engine::Job as _;
+use muster_steps::failure::{Failure, PortError};
+use muster_steps::stop::StopToken;
+use serde_json::{Map, Value};
+
+use crate::context::Context;
+use crate::oci_steps::OciSteps;
+use inputs::{ServiceCall, parsed};
+
+type Output = Result<Map<String, Value>, PortError>;
+
+/// Returns the bundled steps of a job.
+pub(crate) fn of(context: &Arc<Context>) -> Arc<dyn BundledSteps> {
+    Arc::new(JobSteps { context: Arc::clone(context), oci: OciSteps::new(context.step_fetcher()) })
+}
+
+struct JobSteps {
+    context: Arc<Context>,
+    oci: OciSteps,
+}
+
+impl JobSteps {
+    /// Runs a step of the job. Returns `None` if the name is not that of such a step.
+    async fn run_step(&self, call: &BundledCall<'_>, stop: &StopToken) -> Option<Result<(), Failure>> {
+        let context = &self.context;
+        Some(match call.name {
+            "checkout" => transfers::check_out(context, call.inputs, stop).await,
+            "cache/restore" => transfers::restore_caches(context, call.inputs, stop).await,
+            "cache/save" => transfers::save_caches(context, call.inputs, stop).await,
+            "artifacts/download" => transfers::download_artifacts(context, call.inputs, stop).await,
+            "artifacts/upload" => transfers::upload_artifacts(context, call.inputs, stop).await,
+            "service" => start_service(context, call.inputs, stop).await,
+            _ => return None,
+        })
+    }
+}
+
+#[async_trait]
+impl BundledSteps for JobSteps {
+    fn spec(&self, name: &str) -> Option<Spec> {
+        inputs::spec(name).or_else(|| self.oci.spec(name))
+    }
+
+    async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Output {
+        if self.context.declared.reserved.iter().any(|name| name == call.name) {
+            return Err(PortError::Failed(format!(
+                "the operator of this runner has a step for `builtin://{}`, so a list of steps cannot call it; use the keywords of the job \
+                 instead, such as `cache` and `artifacts`",
+                call.name
+            )));
+        }
+        match self.run_step(&call, stop).await {
+            None => self.oci.run(call, stop).await,
+            Some(Ok(())) => Ok(Map::new()),
+            Some(Err(Failure::Stopped(cause))) => Err(PortError::Stopped(cause)),
+            Some(Err(Failure::System(message))) => Err(PortError::System(message)),
+            Some(Err(failure)) => Err(PortError::Failed(failure.to_string())),
+        }
+    }
+}
+
+/// Starts a program that runs until the job ends.
+async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop: &StopToken) -> Result<(), Failure> {
+    let ServiceCall { command, name, port, env, timeout } = parsed(inputs)?;
+    let Some(program) = command.first().filter(|program| !program.is_empty()) else {
+        return Err(Failure::Step("the input `command` is empty; write the program and its arguments".to_owned()));
+    };
+    let limits = context.step_policy();
+    if limits.is_some_and(|policy| !policy.limits.is_empty() || policy.rules.iter().any(|rule| !rule.limits.is_empty()))
+    {
+        return Err(Failure::Configuration(
+            "the step policy of the runner has limits, which cannot be enforced for `builtin://service`; start the program in the \
+             background of a script"
+                .to_owned(),
+        ));
+    }
+    let timeout: Duration = match GoDuration::parse(&timeout) {
+        Some(GoDuration::NonNegative(timeout)) if !timeout.is_zero() => timeout,
+        _ => {
+            return Err(Failure::Step(format!(
+                "the input `timeout` is not a valid duration: {timeout:?}; write for example \"30s\""
+            )));
+        }
+    };
+    let title = if name.is_empty() {
+        Path::new(program).file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    } else {
+        name
+    };
+    let index = context.called_services.fetch_add(1, Ordering::Relaxed);
+    let service = HostService { title, index, command, env, port, timeout_ms: milliseconds(timeout) };
+    service.run(context, stop).await.map_err(|failure| match failure {
+        // The author of the job chose the program.
+        Failure::System(message) => Failure::Step(message),
+        other => other,
+    })
+}

@@ -1,0 +1,231 @@
+//! Checkout, caches and artifacts as steps of the operator, by configuration (R245).
+
+use std::io::Read;
+use std::process::Command;
+
+use muster_job::JobStatus;
+use muster_runner_api::test_support::Job;
+use serde_json::json;
+
+use super::containers::IMAGE;
+use super::harness::Harness;
+
+/// Step in place of the checkout: fetches and checks out the commit.
+const CHECKOUT: &str = r#"spec:
+  inputs:
+    url: {type: string}
+    sha: {type: string}
+    refspecs: {type: array}
+---
+env:
+  URL: ${{ inputs.url }}
+  REFSPECS: ${{ inputs.refspecs }}
+exec:
+  command:
+    - python3
+    - -c
+    - |
+      import json, os, subprocess, sys
+      git = lambda *args: subprocess.run(["git", *args], check=True)
+      git("init", "-q")
+      git("fetch", "-q", os.environ["URL"], *json.loads(os.environ["REFSPECS"]))
+      git("checkout", "-q", sys.argv[1])
+      print("checked out by the operator from", os.environ["URL"])
+    - ${{ inputs.sha }}
+"#;
+
+/// Step in place of both cache steps. It keeps the caches in a store that the runner does not know.
+const CACHE: &str = r#"spec:
+  inputs:
+    caches: {type: array}
+    store: {type: string}
+    action: {type: string}
+---
+env:
+  CACHES: ${{ inputs.caches }}
+exec:
+  command:
+    - python3
+    - -c
+    - |
+      import json, os, shutil, sys
+      store, action = sys.argv[1:]
+      for cache in json.loads(os.environ["CACHES"]):
+          kept = os.path.join(store, cache["name"])
+          for path in cache["paths"]:
+              source, target = (kept, path) if action == "restore" else (path, kept)
+              if os.path.exists(source):
+                  shutil.copytree(source, target, dirs_exist_ok=True)
+                  print(action, cache["name"])
+    - ${{ inputs.store }}
+    - ${{ inputs.action }}
+"#;
+
+/// Step in place of the upload of artifacts.
+const UPLOAD: &str = r#"spec:
+  inputs:
+    artifacts: {type: array}
+    url: {type: string}
+    token: {type: string}
+---
+env:
+  ARTIFACTS: ${{ inputs.artifacts }}
+  TOKEN: ${{ inputs.token }}
+exec:
+  command:
+    - python3
+    - -c
+    - |
+      import glob, io, json, os, sys, urllib.parse, urllib.request, zipfile
+      for artifact in json.loads(os.environ["ARTIFACTS"]):
+          content = io.BytesIO()
+          with zipfile.ZipFile(content, "w") as archive:
+              for pattern in artifact["paths"]:
+                  for path in glob.glob(pattern + "/**", recursive=True) if os.path.isdir(pattern) else glob.glob(pattern):
+                      archive.write(path)
+              archive.writestr("packed-by", "the operator")
+          head = '--x\r\nContent-Disposition: form-data; name="file"; filename="%s.zip"\r\n\r\n' % artifact["name"]
+          body = head.encode() + content.getvalue() + b"\r\n--x--\r\n"
+          query = {"artifact_type": artifact["type"], "artifact_format": artifact["format"], "expire_in": artifact["expire_in"]}
+          query = urllib.parse.urlencode({name: value for name, value in query.items() if value})
+          headers = {"JOB-TOKEN": os.environ["TOKEN"], "Content-Type": "multipart/form-data; boundary=x"}
+          request = urllib.request.Request(sys.argv[1] + "?" + query, data=body, headers=headers, method="POST")
+          print("uploaded with", os.environ["TOKEN"], urllib.request.urlopen(request).status)
+    - ${{ inputs.url }}
+"#;
+
+/// Step in place of the download of artifacts.
+const DOWNLOAD: &str = r#"spec:
+  inputs:
+    artifacts: {type: array}
+---
+env:
+  ARTIFACTS: ${{ inputs.artifacts }}
+exec:
+  command:
+    - python3
+    - -c
+    - |
+      import io, json, os, urllib.request, zipfile
+      for artifact in json.loads(os.environ["ARTIFACTS"]):
+          request = urllib.request.Request(artifact["url"], headers={"JOB-TOKEN": artifact["token"]})
+          zipfile.ZipFile(io.BytesIO(urllib.request.urlopen(request).read())).extractall()
+          print("downloaded from", artifact["name"])
+"#;
+
+/// Writes a step outside of the project. Returns the table that puts it in place of a built-in step.
+fn replacement(harness: &Harness, builtin: &str, text: &str, inputs: &str) -> String {
+    let dir = harness.home.path(format!("steps/{builtin}"));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("step.yml"), text).unwrap();
+    format!(
+        "[[runners.steps.replace]]\nbuiltin = \"{builtin}\"\nstep = \"{}\"\ninputs = {{ {inputs} }}\n",
+        dir.display()
+    )
+}
+
+/// Creates a repository with one file. Returns its URL and its commit.
+fn repository(harness: &Harness) -> (String, String) {
+    let dir = harness.home.path("repository");
+    let commands = "git init -q -b main \"$0\" && cd \"$0\" && echo sources >file && git add file && \
+                    git -c user.name=a -c user.email=a@example.com commit -q -m first && git rev-parse HEAD";
+    let output = Command::new("sh").args(["-c", commands]).arg(&dir).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    (format!("file://{}", dir.display()), String::from_utf8(output.stdout).unwrap().trim().to_owned())
+}
+
+/// Runs a job that uses sources, a cache and artifacts, and returns it after its end.
+async fn run_job(harness: &Harness, id: i64, (url, sha): &(String, String), script: &[&str]) -> Job {
+    let producer = json!({ "id": id - 1, "token": format!("job-secret-{}", id - 1), "name": "producer",
+        "artifacts_file": { "filename": "result.zip", "size": 1 } });
+    let payload = json!({
+        "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
+        "git_info": { "repo_url": url, "sha": sha, "ref": "main", "ref_type": "branch",
+            "refspecs": ["+refs/heads/main:refs/remotes/origin/main"], "depth": 0 },
+        "runner_info": { "timeout": 600 },
+        "variables": [{ "key": "FF_TIMESTAMPS", "value": "false" }, { "key": "NAME", "value": "result" }],
+        "steps": [{ "name": "script", "script": script }],
+        "cache": [{ "key": "deps", "paths": ["vendor"], "policy": "pull-push", "when": "on_success" }],
+        "artifacts": [{ "name": "$NAME", "paths": ["out"], "when": "on_success", "artifact_type": "archive",
+            "artifact_format": "zip" }],
+        "dependencies": if id > 1 { json!([producer]) } else { json!([]) },
+        "muster": { "trace_interval_ms": 20, "result_tree": true }
+    });
+    harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
+    harness.wait_for_end(0, id).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkout_cache_and_artifacts_are_replaced_by_configuration() {
+    let harness = Harness::start(1).await;
+    let store = format!("store = \"{}\"", harness.home.path("store").display());
+    let steps = [
+        replacement(&harness, "checkout", CHECKOUT, ""),
+        replacement(&harness, "cache/restore", CACHE, &format!("{store}, action = \"restore\"")),
+        replacement(&harness, "cache/save", CACHE, &format!("{store}, action = \"save\"")),
+        replacement(&harness, "artifacts/upload", UPLOAD, ""),
+        replacement(&harness, "artifacts/download", DOWNLOAD, ""),
+    ];
+    harness.configure(&format!("{}{}", harness.entry(0), steps.concat()));
+    let _manager = harness.run();
+    let sources = repository(&harness);
+    let create = "cat file; mkdir -p vendor out; echo cached >vendor/lib; echo made >out/made";
+    let first = run_job(&harness, 1, &sources, &[create]).await;
+    let text = first.text();
+    assert_eq!(first.status, JobStatus::Success, "{text}");
+    let lines =
+        ["\nchecked out by the operator from ", "\nsources\n", "\nsave deps\n", "\nuploaded with [MASKED] 201\n"];
+    let positions = lines.map(|line| text.find(line));
+    assert!(positions.is_sorted() && positions[0].is_some(), "{positions:?} {text}");
+    for absent in ["Fetching changes", "Creating cache", "Uploading artifacts...", "job-secret-1"] {
+        assert!(!text.contains(absent), "{absent} in {text}");
+    }
+    let archive = first.artifacts["result.zip"].clone();
+    let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
+    let mut content = String::new();
+    archive.by_name("out/made").unwrap().read_to_string(&mut content).unwrap();
+    assert_eq!(content, "made\n");
+    let report = serde_json::to_string(first.updates.last().unwrap()).unwrap();
+    assert!(report.contains("/steps/checkout\"") && !report.contains("job-secret-1"), "{report}");
+
+    // The second job gets cache and artifacts only through the steps of the operator.
+    let clear = Command::new("sh").args(["-c", "rm -rf \"$0\"/builds"]).arg(harness.home.path("")).status().unwrap();
+    assert!(clear.success());
+    let second = run_job(&harness, 2, &sources, &["cat file vendor/lib out/made packed-by"]).await;
+    let text = second.text();
+    assert_eq!(second.status, JobStatus::Success, "{text}");
+    for line in ["\nrestore deps\n", "\ndownloaded from producer\n", "\nsources\ncached\nmade\nthe operator"] {
+        assert!(text.contains(line), "{line:?} in {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runner_with_an_unknown_replacement_requests_no_jobs() {
+    let harness = Harness::start(1).await;
+    let unknown = replacement(&harness, "checkout", CHECKOUT, "").replace("\"checkout\"", "\"chekout\"");
+    harness.configure(&format!("{}{unknown}", harness.entry(0)));
+    let manager = harness.run();
+    manager.wait_for_log("`chekout` is not a built-in step that can be replaced", 1).await;
+    manager.wait_for_log("the runner requests no jobs", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn step_of_a_job_in_a_container_is_replaced_in_the_container() {
+    let harness = Harness::start(1).await;
+    let text = "spec: {inputs: {ref: {type: string}}}\n---\nenv: {REF: '${{ inputs.ref }}'}\n\
+                exec: {command: [sh, -c, 'echo \"$REF on $(hostname)\" >sources']}\n";
+    let replace = replacement(&harness, "checkout", text, "");
+    let dir = harness.home.path("steps/checkout");
+    let (step, inside) = (format!("step = \"{}\"", dir.display()), "step = \"/operator\"");
+    let settings = format!("volumes = [\"{}:/operator:ro\"]\n{}", dir.display(), replace.replace(&step, inside));
+    let Some(_) = harness.configure_docker(&settings) else { return };
+    let _manager = harness.run();
+    let variables = json!([{ "key": "FF_TIMESTAMPS", "value": "false", "public": true }]);
+    let more = json!({ "image": { "name": IMAGE }, "variables": variables });
+    harness.push_container(1, &["cat sources; echo \"script on $(hostname)\""], &more);
+    let job = harness.wait_for_end(0, 1).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}");
+    let on = |start: &str| text.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(on("main on "), on("script on "));
+}
