@@ -24,7 +24,7 @@ async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harnes
     let entry = harness.entry(0).replace("executor = \"shell\"", "executor = \"docker\"");
     let docker =
         format!("[runners.docker]\n{}pull_policy = \"never\"\nvolumes = [\"/cache\"]\n", connect(&remote, &harness));
-    harness.configure(&format!("{entry}{docker}"));
+    harness.configure(&format!("concurrent = 2\n{entry}{docker}"));
     let run = harness.run_in_network(engine);
     let server = "mkdir /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
     let cache = json!([{ "key": "k", "paths": ["kept"], "policy": "pull-push", "when": "on_success" }]);
