@@ -3,9 +3,9 @@
 //! A connection counts as open only after its handshake. A client without a certificate therefore cannot reach a service, and cannot keep an
 //! idle agent from exiting.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +24,11 @@ use crate::refused::RefusedConnections;
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of handshakes at once. A further connection ends the oldest handshake, so that clients that never finish one cannot
-/// block other clients.
+/// Maximum number of handshakes at once. A further connection ends the oldest handshake of the network with the most handshakes, so that
+/// clients that never finish one cannot block clients of other networks.
 const MAX_HANDSHAKES: usize = 64;
+/// Bits of an IPv6 address that identify its network. One machine usually has all addresses of a network.
+const IPV6_NETWORK_BITS: u32 = 64;
 
 /// Address on which an agent accepts clients with a certificate.
 #[derive(Debug, Clone)]
@@ -83,7 +85,7 @@ impl TlsListener {
 
     async fn accept_loop(self, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
         let (mut handshakes, refused) = (JoinSet::new(), Arc::<RefusedConnections>::default());
-        let mut running: VecDeque<AbortHandle> = VecDeque::new();
+        let mut running: VecDeque<Handshake> = VecDeque::new();
         loop {
             let connection = tokio::select! {
                 connection = self.listener.accept() => connection,
@@ -91,16 +93,18 @@ impl TlsListener {
             };
             match connection {
                 Ok((stream, peer)) => {
-                    running.retain(|handshake| !handshake.is_finished());
+                    let network = network(peer.ip());
+                    running.retain(|handshake| !handshake.task.is_finished());
                     if running.len() >= MAX_HANDSHAKES
-                        && let Some(oldest) = running.pop_front()
+                        && let Some(ended) = index_to_end(running.iter().map(|handshake| handshake.network), network)
+                        && let Some(ended) = running.remove(ended)
                     {
-                        oldest.abort();
+                        ended.task.abort();
                     }
                     let handshake = shake_hands(self.acceptor.clone(), stream, accepted.clone());
                     let refused = Arc::clone(&refused);
                     let handshake = async move { report(&refused, peer, handshake.await) };
-                    running.push_back(handshakes.spawn(handshake));
+                    running.push_back(Handshake { network, task: handshakes.spawn(handshake) });
                 }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
@@ -110,6 +114,34 @@ impl TlsListener {
             }
         }
     }
+}
+
+/// A handshake that has not finished.
+struct Handshake {
+    /// Network of the client.
+    network: IpAddr,
+    task: AbortHandle,
+}
+
+/// Returns the network of a client: its IPv4 address, or the first half of its IPv6 address.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> IPV6_NETWORK_BITS << IPV6_NETWORK_BITS).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// Returns the index of the handshake to end for a new connection from the network `new`. `running` has the networks of all handshakes, the oldest
+/// first.
+///
+/// It is the oldest handshake of the network with the most of them, including the new one. If several networks have equally many, it is the oldest
+/// of theirs.
+fn index_to_end(running: impl Iterator<Item = IpAddr> + Clone, new: IpAddr) -> Option<usize> {
+    let mut counts: HashMap<IpAddr, usize> = HashMap::from([(new, 1)]);
+    running.clone().for_each(|network| *counts.entry(network).or_default() += 1);
+    let counts = |network: IpAddr| counts.get(&network).copied();
+    let most = running.clone().map(counts).max()?;
+    running.map(counts).position(|count| count == most)
 }
 
 /// Passes a connection on after its handshake.
@@ -136,5 +168,32 @@ fn report(refused: &RefusedConnections, peer: SocketAddr, done: Result<(), Strin
         && let Some(omitted) = refused.count()
     {
         tracing::warn!(%peer, omitted, error, "connection refused");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the network whose handshake ends for a new connection. The oldest handshake is the first.
+    fn ended<'a>(running: &[&'a str], new: &str) -> Option<(usize, &'a str)> {
+        let parsed = |address: &str| network(address.parse().unwrap());
+        let index = index_to_end(running.iter().map(|address| parsed(address)), parsed(new))?;
+        Some((index, running[index]))
+    }
+
+    #[test]
+    fn network_with_the_most_handshakes_loses_its_oldest() {
+        assert_eq!(ended(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.3"), Some((1, "10.0.0.2")));
+        assert_eq!(ended(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")));
+        assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")), "the new one counts");
+        assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.3"), Some((0, "10.0.0.1")));
+        assert_eq!(ended(&[], "10.0.0.1"), None);
+    }
+
+    #[test]
+    fn addresses_of_one_machine_count_together() {
+        assert_eq!(ended(&["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2"], "::1").unwrap().0, 1);
+        assert_eq!(ended(&["10.0.0.1", "::ffff:10.0.0.2", "10.0.0.2"], "::1").unwrap().0, 1);
     }
 }

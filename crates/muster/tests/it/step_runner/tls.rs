@@ -4,6 +4,7 @@ use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_agent_api::client::{AgentConnection, Unreachable};
 use muster_agent_api::result::{MAX_RESULT_BYTES, Outcome};
@@ -95,8 +96,16 @@ impl TcpAgent {
 
     /// Opens a connection with these files.
     async fn connect(&self, files: &TlsFiles) -> Result<AgentConnection, Unreachable> {
+        self.connect_over(tokio::net::TcpStream::connect(self.address).await.unwrap(), files).await
+    }
+
+    /// Opens a connection with these files over a stream to the agent.
+    async fn connect_over(
+        &self,
+        stream: tokio::net::TcpStream,
+        files: &TlsFiles,
+    ) -> Result<AgentConnection, Unreachable> {
         let connector = TlsConnector::from(Arc::new(files.client().unwrap()));
-        let stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
         let stream = connector.connect(ServerName::from(self.address.ip()), stream).await;
         let stream = stream.map_err(|error| Unreachable { location: String::new(), message: error.to_string() })?;
         AgentConnection::from_stream("the agent".to_owned(), stream).await
@@ -271,6 +280,31 @@ async fn client_without_a_handshake_does_not_keep_an_agent_running() {
     let project = Project::new();
     let authority = Authority::new(project.dir.path(), "authority");
     let mut agent = TcpAgent::start(&project, &authority.server(), &["--idle-timeout", "1"]);
+#[tokio::test]
+async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
+    let project = Project::new();
+    let authority = Authority::new(project.dir.path(), "authority");
+    let agent = TcpAgent::start(&project, &authority.server(), &[]);
+    let connected = tokio::net::TcpStream::connect(agent.address).await.unwrap();
+    let flood = async || {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        socket.connect(agent.address).await.unwrap()
+    };
+    let mut flooding = Vec::new();
+    for _ in 0..100 {
+        flooding.push(flood().await);
+    }
+    // The agent accepts connections in order, so it has accepted all others when it closes the oldest ones of the flood.
+    for closed in &mut flooding[..30] {
+        let mut byte = [0];
+        let read = tokio::io::AsyncReadExt::read(closed, &mut byte);
+        assert_eq!(tokio::time::timeout(Duration::from_secs(30), read).await.unwrap().unwrap_or(0), 0);
+    }
+    let connection = agent.connect_over(connected, &authority.client()).await.unwrap();
+    assert!(connection.identity().has_extension);
+}
+
     let idle = TcpStream::connect(agent.address).unwrap();
     let status =
         until(async || agent.server.child.try_wait().unwrap().ok_or_else(|| "the agent runs".to_owned())).await;
