@@ -1,18 +1,18 @@
 //! `muster step-runner proxy`: connects standard input and output to the socket or the TCP address of `serve`.
 
-use std::error::Error;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_agent_api::tls::TlsFiles;
+use muster_agent_api::tls::{TlsError, TlsFiles};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::pki_types::{InvalidDnsNameError, ServerName};
+use tokio_rustls::rustls::{self, CertificateError};
 
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,10 +45,7 @@ pub(super) fn run(args: ProxyArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match dial(&address, &files).await {
             Ok(stream) => bridge(stream).await,
-            Err(error) => super::fail(format!(
-                "dialing: dial tcp {address}: {}; start `serve` with this --listen address, and use certificates of the authority that each end names",
-                muster_job::error_chain(error.as_ref())
-            )),
+            Err(error) => super::fail(format!("dialing: dial tcp {address}: {error}; {}", error.remedy())),
         }
     })
 }
@@ -64,20 +61,79 @@ pub(super) fn connect(socket: &Path) -> ExitCode {
     }
 }
 
+/// Reason why the proxy cannot connect to an address.
+#[derive(Debug, thiserror::Error)]
+enum DialError {
+    #[error("the address has no port")]
+    NoPort,
+    #[error("{0}")]
+    Name(#[from] InvalidDnsNameError),
+    #[error("{0}")]
+    Files(#[from] TlsError),
+    #[error("{0}")]
+    Connect(io::Error),
+    #[error("no answer within {} s", CONNECT_TIMEOUT.as_secs())]
+    Timeout,
+    /// The TLS handshake failed.
+    #[error("{0}")]
+    Handshake(io::Error),
+}
+
+impl DialError {
+    /// Returns what the user can do.
+    fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoPort | Self::Name(_) => "name the address as HOST:PORT",
+            Self::Files(_) => "check the files of --tls-cert, --tls-key and --tls-ca",
+            Self::Connect(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                "start `serve` with this --listen address"
+            }
+            Self::Connect(_) | Self::Timeout => {
+                "check the host name and the firewalls between here and the --listen address of `serve`"
+            }
+            Self::Handshake(error) => {
+                let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+                tls.map_or("check that `serve` listens on this address", handshake_remedy)
+            }
+        }
+    }
+}
+
+/// Returns what the user can do about a failed handshake.
+fn handshake_remedy(error: &rustls::Error) -> &'static str {
+    use rustls::Error::{AlertReceived, InvalidCertificate};
+    match error {
+        InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "set --tls-ca to the authority that signed the certificate of `serve`"
+        }
+        InvalidCertificate(CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }) => {
+            "connect to a name or address in the certificate of `serve`, or create a certificate for this one"
+        }
+        InvalidCertificate(
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. },
+        ) => "renew the certificate of `serve`, or correct the clock of this machine",
+        InvalidCertificate(_) => "use another certificate for `serve`",
+        AlertReceived(_) => "use a certificate of the server's --tls-client-ca",
+        _ => "check that `serve` listens on this address with TLS",
+    }
+}
+
 /// Connects to an address with mutual TLS.
-async fn dial(address: &str, files: &TlsFiles) -> Result<TlsStream<TcpStream>, Box<dyn Error>> {
-    let (host, _) = address.rsplit_once(':').ok_or("the address must have a port, as HOST:PORT")?;
+async fn dial(address: &str, files: &TlsFiles) -> Result<TlsStream<TcpStream>, DialError> {
+    let (host, _) = address.rsplit_once(':').ok_or(DialError::NoPort)?;
     // An IPv6 address has brackets in front of a port, and none in a certificate.
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     let connector = TlsConnector::from(Arc::new(files.client()?));
     let name = ServerName::try_from(host)?;
     let connecting = async {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        connector.connect(name, stream).await
+        let stream = TcpStream::connect(address).await.map_err(DialError::Connect)?;
+        stream.set_nodelay(true).map_err(DialError::Connect)?;
+        connector.connect(name, stream).await.map_err(DialError::Handshake)
     };
-    let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
-    Ok(connected.map_err(|_| format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))??)
+    tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or(Err(DialError::Timeout))
 }
 
 /// Copies between standard input and output and the server until either end is closed.

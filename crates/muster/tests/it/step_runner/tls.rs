@@ -240,18 +240,23 @@ fn proxy_reports_why_it_cannot_connect() {
         result.check(1, texts);
     };
     let other_server = TlsFiles { authority: stranger.file.clone(), ..files.clone() };
-    fails(&address, &other_server, &["Error: dialing: dial tcp", "UnknownIssuer", "--listen"]);
-    fails(&address.replace("127.0.0.1", "localhost"), &files, &["not valid for name"]);
+    fails(&address, &other_server, &["Error: dialing: dial tcp", "UnknownIssuer; set --tls-ca"]);
+    fails(&address.replace("127.0.0.1", "localhost"), &files, &["not valid for name", "; connect to a name"]);
     let other_client = TlsFiles {
         authority: authority.file.clone(),
         ..stranger.sign("stranger_client", ExtendedKeyUsagePurpose::ClientAuth, VALID)
     };
     fails(&address, &other_client, &["the server ended the connection", "--tls-client-ca"]);
-    fails("127.0.0.1", &files, &["the address must have a port, as HOST:PORT"]);
+    fails("127.0.0.1", &files, &["the address has no port; name the address as HOST:PORT"]);
     let missing = TlsFiles { key: project.tmp().join("missing.key"), ..files.clone() };
-    fails(&address, &missing, &["missing.key for TLS"]);
+    fails(&address, &missing, &["missing.key for TLS", "--tls-key"]);
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let plain_address = plain.local_addr().unwrap().to_string();
+    let answers = std::thread::spawn(move || plain.accept().unwrap().0.write_all(b"not TLS, but text\n").unwrap());
+    fails(&plain_address, &files, &["check that `serve` listens on this address with TLS"]);
+    answers.join().unwrap();
     drop(agent);
-    fails(&address, &files, &["Connection refused"]);
+    fails(&address, &files, &["Connection refused", "; start `serve` with this --listen address"]);
     project.run(&["proxy", "--connect", &address]).check(1, &["--tls-cert", "--tls-key", "--tls-ca"]);
     project.run(&["proxy", "--tls-key", "k"]).check(1, &["--connect"]);
 }
@@ -275,11 +280,6 @@ async fn clients_that_send_nothing_block_no_other_client() {
     assert!(!is_closed(&mut idle[50]));
 }
 
-#[tokio::test]
-async fn client_without_a_handshake_does_not_keep_an_agent_running() {
-    let project = Project::new();
-    let authority = Authority::new(project.dir.path(), "authority");
-    let mut agent = TcpAgent::start(&project, &authority.server(), &["--idle-timeout", "1"]);
 #[tokio::test]
 async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
     let project = Project::new();
@@ -305,6 +305,11 @@ async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
     assert!(connection.identity().has_extension);
 }
 
+#[tokio::test]
+async fn client_without_a_handshake_does_not_keep_an_agent_running() {
+    let project = Project::new();
+    let authority = Authority::new(project.dir.path(), "authority");
+    let mut agent = TcpAgent::start(&project, &authority.server(), &["--idle-timeout", "1"]);
     let idle = TcpStream::connect(agent.address).unwrap();
     let status =
         until(async || agent.server.child.try_wait().unwrap().ok_or_else(|| "the agent runs".to_owned())).await;
