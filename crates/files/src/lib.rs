@@ -25,7 +25,7 @@ pub use regular::{
     FileError, Limit, Problem, READ_TIMEOUT, open, open_at, open_following_links, open_in, open_with, read, read_in,
     read_open, read_tail, run_blocking,
 };
-pub use remove::{remove_locked_tree, remove_tree};
+pub use remove::{remove_locked_tree, remove_most_of_tree, remove_tree};
 pub use replace::replace;
 pub use socket::listen;
 pub use usage::{DiskUsage, Unmeasured};

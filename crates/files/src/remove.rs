@@ -1,11 +1,12 @@
 //! Removes directories of any depth.
 
-use std::ffi::CString;
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, OsStr};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
@@ -23,7 +24,7 @@ const MAX_NAMES: usize = 1024;
 /// # Errors
 /// The error of the system.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
-    remove(path, false)
+    remove(path, false, &mut FirstError::Ends)
 }
 
 /// Removes a directory like [`remove_tree`], even if its owner lacks permissions for directories in it.
@@ -33,7 +34,38 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
 /// # Errors
 /// The error of the system.
 pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
-    remove(path, true)
+    remove(path, true, &mut FirstError::Ends)
+}
+
+/// Removes a directory like [`remove_locked_tree`], but continues after errors, so that as much as possible is removed.
+///
+/// # Errors
+/// The first path that could not be removed, and the error of the system.
+pub fn remove_most_of_tree(path: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let mut first = None;
+    remove(path, true, &mut FirstError::IsStored(&mut first)).map_err(|error| (path.to_owned(), error))?;
+    first.map_or(Ok(()), Err)
+}
+
+/// Effect of the first error.
+enum FirstError<'e> {
+    /// The removal ends with the error.
+    Ends,
+    /// The removal continues. The error is stored with its path.
+    IsStored(&'e mut Option<(PathBuf, io::Error)>),
+}
+
+impl FirstError<'_> {
+    /// Returns the error if the removal must end.
+    fn handle(&mut self, path: impl FnOnce() -> PathBuf, error: io::Error) -> io::Result<()> {
+        match self {
+            Self::Ends => Err(error),
+            Self::IsStored(first) => {
+                first.get_or_insert_with(|| (path(), error));
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Open directory on the path to the directory that is being emptied.
@@ -42,28 +74,36 @@ struct Level {
     directory: OwnedFd,
     /// Names of the subdirectories that were read and not removed yet.
     subdirectories: Vec<CString>,
+    /// Names of the subdirectories that cannot be removed.
+    kept: HashSet<CString>,
     /// Whether the directory may contain more entries than were read.
     has_more: bool,
 }
 
 impl Level {
     /// Opens the directory. `None` means that it does not exist, or that it was another kind of file, which was removed.
-    fn enter(parent: BorrowedFd<'_>, name: CString, unlock: bool) -> io::Result<Option<Self>> {
-        match open_directory(parent, &name, unlock) {
-            Ok(directory) => Ok(Some(Self { name, directory, subdirectories: Vec::new(), has_more: true })),
-            Err(Errno::NOENT) => Ok(None),
-            Err(Errno::NOTDIR | Errno::LOOP) => {
-                ignore_missing(unlinkat(parent, &name, AtFlags::empty())).map(|()| None)
+    fn enter(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> io::Result<Option<Self>> {
+        match open_directory(parent, name, unlock) {
+            Ok(directory) => {
+                let (subdirectories, kept) = (Vec::new(), HashSet::new());
+                Ok(Some(Self { name: name.clone(), directory, subdirectories, kept, has_more: true }))
             }
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => ignore_missing(unlinkat(parent, name, AtFlags::empty())).map(|()| None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes everything except directories. Stores the names of up to [`MAX_NAMES`] directories in `subdirectories`.
-    fn read(&mut self) -> io::Result<()> {
+    /// Removes everything except directories. Stores the names of up to [`MAX_NAMES`] directories in `subdirectories`. `path` is the path of
+    /// this directory.
+    fn read(&mut self, path: &Path, first_error: &mut FirstError<'_>) -> io::Result<()> {
         let directory = &self.directory;
         self.has_more = false;
-        for entry in Dir::read_from(directory)? {
+        let entries = match Dir::read_from(directory) {
+            Ok(entries) => entries,
+            Err(error) => return first_error.handle(|| path.to_owned(), error.into()),
+        };
+        for entry in entries {
             let entry = entry?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
@@ -77,12 +117,18 @@ impl Level {
                 kind => kind == FileType::Directory,
             };
             if !is_directory {
-                ignore_missing(unlinkat(directory, name, AtFlags::empty()))?;
+                if let Err(error) = ignore_missing(unlinkat(directory, name, AtFlags::empty())) {
+                    first_error.handle(|| path.join(os_str(name)), error)?;
+                }
+                continue;
+            }
+            if self.kept.contains(name) {
                 continue;
             }
             self.subdirectories.push(name.to_owned());
             if self.subdirectories.len() >= MAX_NAMES {
-                self.has_more = true;
+                // The names of the directories that are kept must not use more memory.
+                self.has_more = self.kept.len() < MAX_NAMES;
                 break;
             }
         }
@@ -90,7 +136,11 @@ impl Level {
     }
 }
 
-fn remove(path: &Path, unlock: bool) -> io::Result<()> {
+fn os_str(name: &CStr) -> &OsStr {
+    OsStr::from_bytes(name.to_bytes())
+}
+
+fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     let found = statat(CWD, &name, AtFlags::SYMLINK_NOFOLLOW)?;
     match FileType::from_raw_mode(found.st_mode) {
@@ -98,27 +148,47 @@ fn remove(path: &Path, unlock: bool) -> io::Result<()> {
         FileType::Symlink => return Ok(unlinkat(CWD, &name, AtFlags::empty())?),
         _ => return Err(Errno::NOTDIR.into()),
     }
-    let Some(mut top) = Level::enter(CWD, name, unlock)? else { return Ok(()) };
+    let Some(mut top) = Level::enter(CWD, &name, unlock)? else { return Ok(()) };
     let mut below: Vec<Level> = Vec::new();
+    // Path of the last level, for errors only.
+    let mut path = path.to_owned();
     loop {
         let depth = below.len();
         let level = below.last_mut().unwrap_or(&mut top);
         if let Some(name) = level.subdirectories.pop() {
             let parent = &below.last().unwrap_or(&top).directory;
-            if depth < MAX_OPEN_LEVELS {
-                let entered = Level::enter(parent.as_fd(), name, unlock)?;
-                below.extend(entered);
+            let entered = if depth < MAX_OPEN_LEVELS {
+                Level::enter(parent.as_fd(), &name, unlock)
             } else {
-                move_up(parent, &name, &top.directory, unlock)?;
-                top.has_more = true;
+                move_up(parent, &name, &top.directory, unlock).map(|()| {
+                    top.has_more = true;
+                    None
+                })
+            };
+            match entered {
+                Ok(Some(entered)) => {
+                    path.push(os_str(&name));
+                    below.push(entered);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    first_error.handle(|| path.join(os_str(&name)), error)?;
+                    below.last_mut().unwrap_or(&mut top).kept.insert(name);
+                }
             }
         } else if level.has_more {
-            level.read()?;
+            level.read(&path, first_error)?;
         } else if let Some(empty) = below.pop() {
-            let parent = below.last().unwrap_or(&top);
-            ignore_missing(unlinkat(&parent.directory, &empty.name, AtFlags::REMOVEDIR))?;
+            let parent = below.last_mut().unwrap_or(&mut top);
+            let removed = ignore_missing(unlinkat(&parent.directory, &empty.name, AtFlags::REMOVEDIR));
+            if let Err(error) = removed {
+                first_error.handle(|| path.clone(), error)?;
+                parent.kept.insert(empty.name);
+            }
+            path.pop();
         } else {
-            return ignore_missing(unlinkat(CWD, &top.name, AtFlags::REMOVEDIR));
+            return ignore_missing(unlinkat(CWD, &top.name, AtFlags::REMOVEDIR))
+                .or_else(|error| first_error.handle(|| path, error));
         }
     }
 }
@@ -187,6 +257,46 @@ mod tests {
         symlink(&outside, &tree).unwrap();
         remove_tree(&tree).unwrap();
         assert!(fs::symlink_metadata(&tree).is_err() && outside.join("inner/file").exists());
+    }
+
+    const MOUNTED: &str = "MUSTER_TEST_MOUNTED_TREE";
+
+    /// A mount point cannot be removed, not even by root.
+    #[test]
+    fn removal_continues_after_an_error_and_returns_the_first_one() {
+        if let Some(tree) = std::env::var_os(MOUNTED).map(PathBuf::from) {
+            assert!(remove_locked_tree(&tree).is_err());
+            let (path, error) = remove_most_of_tree(&tree).unwrap_err();
+            assert_eq!((path, error.kind()), (tree.join("a/mounted"), io::ErrorKind::ResourceBusy));
+            let left: Vec<_> = fs::read_dir(tree.join("a")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!((left, fs::read_dir(&tree).unwrap().count()), (vec!["mounted".into()], 1));
+            return;
+        }
+        if !muster_test_prerequisites::mounts() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        for name in ["a/b/c", "a/mounted", "a/z", "d"] {
+            fs::create_dir_all(tree.join(name)).unwrap();
+            fs::write(tree.join(name).join("file"), "").unwrap();
+        }
+        // More directories than `MAX_NAMES`, so that the directories are read again while one of them is kept.
+        for number in 0..MAX_NAMES + 10 {
+            fs::create_dir(tree.join("a").join(number.to_string())).unwrap();
+        }
+        let script = "mount -t tmpfs tmpfs \"$MUSTER_TEST_MOUNTED_TREE/a/mounted\" && exec \"$0\" \"$@\"";
+        let status = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "remove::tests::removal_continues_after_an_error_and_returns_the_first_one",
+                "--nocapture",
+            ])
+            .env(MOUNTED, &tree)
+            .status();
+        assert!(status.unwrap().success());
     }
 
     #[test]

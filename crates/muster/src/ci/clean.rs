@@ -84,6 +84,6 @@ impl Cleaned {
 
     fn report(&mut self, path: &Path, error: &std::io::Error) {
         self.not_deleted += 1;
-        ui::error(&format!("failed to delete `{}`: {error}", path.display()));
+        ui::error(&format!("failed to delete `{}`: {error}", ui::plain(&path.display().to_string())));
     }
 }

@@ -187,11 +187,11 @@ impl ProjectState {
 
     /// Deletes runs that exceed the maximum age or the maximum total size in `retention`. Keeps the newest `min_runs` runs
     /// and all active runs.
-    pub(super) fn prune(&self, retention: &Retention, now: SystemTime) {
+    ///
+    /// Calls `on_kept` once for each directory of a deleted run that could not be deleted completely, with the first path and its error.
+    pub(super) fn prune(&self, retention: &Retention, now: SystemTime, on_kept: &mut dyn FnMut(&Path, &io::Error)) {
         // A process that was killed may have left files there.
-        self.trash().empty(&mut |path, error| {
-            tracing::debug!(%error, path = %path.display(), "failed to delete a file of the trash");
-        });
+        self.trash().empty_and_report_once(on_kept);
         let mut numbers = self.run_numbers();
         if numbers.len() <= retention.min_runs {
             return;
@@ -376,7 +376,7 @@ mod tests {
         drop(project.start_run().unwrap());
         let left = project.move_run_to_trash(1).unwrap().unwrap();
         assert!(left.join("lock").is_file() && project.run_numbers().is_empty(), "{left:?}");
-        project.prune(&Retention::default(), SystemTime::now());
+        project.prune(&Retention::default(), SystemTime::now(), &mut |_, _| ());
         assert!(!left.exists());
     }
 
@@ -389,7 +389,7 @@ mod tests {
             drop(project.start_run().unwrap());
         }
         let later = SystemTime::now() + Duration::from_secs(31 * 86_400);
-        project.prune(&Retention { min_runs: 2, ..Retention::default() }, later);
+        project.prune(&Retention { min_runs: 2, ..Retention::default() }, later, &mut |_, _| ());
         assert_eq!(project.run_numbers(), [active.number, 4, 5]);
     }
 
@@ -401,7 +401,7 @@ mod tests {
             let run = project.start_run().unwrap();
             fs::write(run.directory.join("big"), vec![0; 600_000]).unwrap();
         }
-        project.prune(&Retention { min_runs: 1, max_megabytes: 1, max_days: 30 }, SystemTime::now());
+        project.prune(&Retention { min_runs: 1, max_megabytes: 1, max_days: 30 }, SystemTime::now(), &mut |_, _| ());
         assert_eq!(project.run_numbers(), [3]);
     }
 }

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 use super::state::{create_private, directory_size};
 
+/// Extension of a directory that could not be deleted, and that was reported.
+const REPORTED: &str = "reported";
+
 /// A directory for directories that are being deleted.
 pub(super) struct Trash {
     directory: PathBuf,
@@ -39,23 +42,41 @@ impl Trash {
     ///
     /// Calls `on_error` for each directory that could not be deleted, with the first path and its error.
     pub(super) fn empty(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) -> u64 {
-        let mut freed = 0;
-        for entry in fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok) {
-            freed += remove_as_much_as_possible(&entry.path(), on_error);
+        self.entries().iter().map(|entry| remove_as_much_as_possible(entry, on_error)).sum()
+    }
+
+    /// Deletes the content of the trash as [`Trash::empty`] does, but reports a directory only once, however often the trash is emptied.
+    pub(super) fn empty_and_report_once(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) {
+        for entry in self.entries() {
+            let is_reported = entry.extension().is_some_and(|extension| extension == REPORTED);
+            let reported = entry.with_extension(REPORTED);
+            let mut failed = None;
+            remove_as_much_as_possible(&entry, &mut |path, error| {
+                let inner = path.strip_prefix(&entry).map_or_else(|_| path.to_owned(), |inner| reported.join(inner));
+                failed = Some((inner, io::Error::new(error.kind(), error.to_string())));
+            });
+            // Without the mark, the directory is reported again later.
+            if let Some((path, error)) = failed
+                && !is_reported
+                && fs::rename(&entry, &reported).is_ok()
+            {
+                on_error(&path, &error);
+            }
         }
-        freed
+    }
+
+    fn entries(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok);
+        entries.map(|entry| entry.path()).collect()
     }
 }
 
-/// Deletes a directory, even if a job removed the write permission of a directory inside it.
+/// Deletes a directory if it exists, even if a job removed the write permission of a directory inside it.
 pub(super) fn remove_all(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            make_writable(directory);
-            fs::remove_dir_all(directory)
-        }
+    match muster_files::remove_tree(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
+        Err(_) => muster_files::remove_locked_tree(directory),
+        Ok(()) => Ok(()),
     }
 }
 
@@ -64,65 +85,50 @@ pub(super) fn remove_all(directory: &Path) -> io::Result<()> {
 /// Calls `on_error` with the first path that could not be deleted.
 pub(super) fn remove_as_much_as_possible(directory: &Path, on_error: &mut dyn FnMut(&Path, &io::Error)) -> u64 {
     let size = directory_size(directory);
-    if remove_all(directory).is_ok() {
-        return size;
-    }
-    if let Err((path, error)) = remove_inner_first(directory) {
-        on_error(&path, &error);
+    match muster_files::remove_most_of_tree(directory) {
+        // Another process may be deleting the same files.
+        Err((path, error)) if error.kind() != io::ErrorKind::NotFound => on_error(&path, &error),
+        _ => {}
     }
     size.saturating_sub(directory_size(directory))
 }
 
-/// Deletes all files and directories that can be deleted. Returns the first path that could not be deleted, with its error.
-fn remove_inner_first(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
-    // `remove_dir_all` stops at the first error, so list the directories and delete them from the innermost outwards.
-    let mut first = None;
-    let mut record = |path: PathBuf, error: io::Error| {
-        // Another process may be deleting the same files.
-        if error.kind() != io::ErrorKind::NotFound {
-            first.get_or_insert((path, error));
-        }
-    };
-    let mut directories = vec![directory.to_owned()];
-    let mut next = 0;
-    while let Some(directory) = directories.get(next).cloned() {
-        next += 1;
-        let entries = match fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(error) => {
-                record(directory, error);
-                continue;
-            }
-        };
-        for entry in entries.filter_map(Result::ok) {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                directories.push(entry.path());
-            } else if let Err(error) = fs::remove_file(entry.path()) {
-                record(entry.path(), error);
-            }
-        }
-    }
-    for directory in directories.into_iter().rev() {
-        if let Err(error) = fs::remove_dir(&directory) {
-            record(directory, error);
-        }
-    }
-    first.map_or(Ok(()), Err)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-#[cfg(unix)]
-fn make_writable(directory: &Path) {
-    use std::os::unix::fs::PermissionsExt as _;
-    let mut directories = vec![directory.to_owned()];
-    while let Some(directory) = directories.pop() {
-        let _ = fs::set_permissions(&directory, fs::Permissions::from_mode(0o700));
-        for entry in fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok) {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                directories.push(entry.path());
+    const MOUNTED: &str = "MUSTER_TEST_MOUNTED_TRASH";
+
+    /// A mount point cannot be deleted, not even by root.
+    #[test]
+    fn directory_that_cannot_be_deleted_is_reported_once() {
+        if let Some(directory) = std::env::var_os(MOUNTED).map(PathBuf::from) {
+            let trash = Trash::new(directory.clone());
+            let mut reported = Vec::new();
+            for _ in 0..2 {
+                trash.empty_and_report_once(&mut |path, _| reported.push(path.to_owned()));
             }
+            assert_eq!(reported, [directory.join("old.reported/mounted")]);
+            assert!(reported[0].is_dir() && !directory.join("other").exists());
+            let mut count = 0;
+            trash.empty(&mut |_, _| count += 1);
+            assert_eq!(count, 1, "`muster ci clean` reports it each time");
+            return;
         }
+        if !muster_test_prerequisites::mounts() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["old/mounted", "other/inner"] {
+            fs::create_dir_all(directory.path().join(name)).unwrap();
+        }
+        let script = "mount -t tmpfs tmpfs \"$MUSTER_TEST_MOUNTED_TRASH/old/mounted\" && exec \"$0\" \"$@\"";
+        let status = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "ci::trash::tests::directory_that_cannot_be_deleted_is_reported_once", "--nocapture"])
+            .env(MOUNTED, directory.path())
+            .status();
+        assert!(status.unwrap().success());
     }
 }
-
-#[cfg(not(unix))]
-fn make_writable(_directory: &Path) {}

@@ -101,7 +101,13 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
             tracing::warn!(%error, "failed to delete the workspaces");
         }
         // This run is still active, so pruning does not delete its directory.
-        project.prune(&retention, std::time::SystemTime::now());
+        project.prune(&retention, std::time::SystemTime::now(), &mut |path, error| {
+            ui::warning(&format!(
+                "failed to delete `{}` of a past run: {error}; delete it as the user who owns it (files that jobs created with `sudo` or in \
+                 containers belong to other users). Muster tries again after each run, and does not repeat this warning",
+                ui::plain(&path.display().to_string())
+            ));
+        });
     });
     if let Err(error) = cleanup.await {
         tracing::warn!(%error, "failed to prune past runs");
