@@ -228,25 +228,27 @@ impl Registry {
         request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
         content: Option<String>,
     ) -> Result<Response, RegistryError> {
-        self.send_attempts(url, request, content, &SentBytes::default(), MAX_ATTEMPTS).await
+        self.send_attempts(url, &|http, _| request(http), content, None, MAX_ATTEMPTS).await
     }
 
-    /// Sends a request that must not be repeated after a failure. `sent` counts the bytes of its body.
+    /// Sends a request that must not be repeated after a failure. It is repeated only with a login that the registry requests.
+    ///
+    /// `request` adds the bytes of its body to the counter, if `body_bytes` is their number.
     pub(super) async fn send_once(
         &self,
         url: &Url,
-        request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
-        sent: &SentBytes,
+        request: &(dyn Fn(&reqwest::Client, &SentBytes) -> RequestBuilder + Sync),
+        body_bytes: Option<u64>,
     ) -> Result<Response, RegistryError> {
-        self.send_attempts(url, request, None, sent, 1).await
+        self.send_attempts(url, request, None, body_bytes, 1).await
     }
 
     async fn send_attempts(
         &self,
         url: &Url,
-        request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
+        request: &(dyn Fn(&reqwest::Client, &SentBytes) -> RequestBuilder + Sync),
         content: Option<String>,
-        sent: &SentBytes,
+        body_bytes: Option<u64>,
         max_attempts: u32,
     ) -> Result<Response, RegistryError> {
         let (mut is_authorized, mut attempts) = (false, 0);
@@ -254,12 +256,14 @@ impl Registry {
             // Only the registry may get the credentials, not another server.
             let is_own = url.origin() == self.base.origin();
             let authorization = if is_own { self.authorization.lock().await.clone() } else { None };
-            let mut request = request(&self.http);
+            // The connection may still count bytes of the previous attempt.
+            let sent = SentBytes::new(body_bytes);
+            let mut request = request(&self.http, &sent);
             if let Some(authorization) = authorization {
                 request = request.header(AUTHORIZATION, authorization);
             }
             attempts += 1;
-            let response = match idle::send(request, url.as_str(), sent).await {
+            let response = match idle::send(request, url.as_str(), &sent).await {
                 Ok(response) => response,
                 Err(error) if attempts < max_attempts && error.is_transient() => {
                     wait(attempts).await;

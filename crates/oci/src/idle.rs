@@ -29,9 +29,9 @@ pub(crate) struct SentBytes {
 }
 
 impl SentBytes {
-    /// Creates the counter for a body of `size` bytes.
-    pub(crate) fn of(size: u64) -> Self {
-        Self { size: Some(size), ..Self::default() }
+    /// Creates the counter for a body of `size` bytes. `None` means that the bytes are not counted.
+    pub(crate) fn new(size: Option<u64>) -> Self {
+        Self { size, ..Self::default() }
     }
 
     /// Adds bytes that are passed to the connection, which requests more when it has accepted the previous ones.
@@ -39,7 +39,8 @@ impl SentBytes {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    /// Returns the number of bytes.
+    pub(crate) fn get(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
@@ -102,7 +103,7 @@ mod tests {
 
     /// Waits for a request that sends a body of `parts` parts, one after each `pause`, and is then answered after `delay`.
     async fn wait_for_request(pause: Duration, parts: usize, delay: Duration) -> Result<&'static str, RegistryError> {
-        let sent = SentBytes::of((parts * PART) as u64);
+        let sent = SentBytes::new(Some((parts * PART) as u64));
         let counter = sent.clone();
         let request = async move {
             for _ in 0..parts {

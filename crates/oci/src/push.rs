@@ -40,7 +40,9 @@ impl Registry {
     /// A registry ends the session if the request fails, and answers a second request for the same session with an error.
     async fn upload(&self, blob: &Blob, digest: &str) -> Result<(), RegistryError> {
         let start = self.url(&["blobs", "uploads/"])?;
-        let response = self.send(&start, &|http| http.post(start.clone()).header(CONTENT_LENGTH, 0), None).await?;
+        // The caller repeats a failed upload from the start.
+        let post = |http: &reqwest::Client, _: &SentBytes| http.post(start.clone()).header(CONTENT_LENGTH, 0);
+        let response = self.send_once(&start, &post, None).await?;
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.ok_or_else(|| RegistryError::invalid(&start, ResponseError::NoLocation))?;
         let mut upload = start.join(location).map_err(|error| RegistryError::invalid(&start, error))?;
@@ -48,12 +50,11 @@ impl Registry {
             return Err(RegistryError::invalid(&start, ResponseError::InsecureUpload));
         }
         upload.query_pairs_mut().append_pair("digest", digest);
-        let sent = SentBytes::of(blob.size());
-        let put = |http: &reqwest::Client| {
+        let put = |http: &reqwest::Client, sent: &SentBytes| {
             let request = http.put(upload.clone()).header(CONTENT_TYPE, "application/octet-stream");
-            request.header(CONTENT_LENGTH, blob.size()).body(blob.body(&sent))
+            request.header(CONTENT_LENGTH, blob.size()).body(blob.body(sent))
         };
-        self.send_once(&upload, &put, &sent).await.map(drop)
+        self.send_once(&upload, &put, Some(blob.size())).await.map(drop)
     }
 
     /// Returns whether the repository has a blob. Returns false if the credentials do not permit this query.
@@ -112,6 +113,7 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
+    use crate::credentials::Credentials;
     use crate::reference::{Defaults, Repository};
 
     const CONTENT: &[u8] = b"content of a layer";
@@ -123,6 +125,8 @@ mod tests {
         requests: Mutex<Vec<String>>,
         /// Whether the registry stores the content of the first upload, and only its response is lost.
         stores_first: bool,
+        /// Whether the registry cannot start the first upload session.
+        refuses_first_session: bool,
         received: Mutex<Vec<Vec<u8>>>,
     }
 
@@ -141,6 +145,7 @@ mod tests {
             let answer = match request.split(' ').next() {
                 Some("HEAD") if self.received.lock().is_empty() => "404 Not Found".to_owned(),
                 Some("HEAD") => "200 OK".to_owned(),
+                Some("POST") if self.refuses_first_session && sessions == 1 => "503 Service Unavailable".to_owned(),
                 Some("POST") => format!("202 Accepted\r\nlocation: /v2/upload/{sessions}"),
                 _ => {
                     let mut content = vec![0; CONTENT.len()];
@@ -196,5 +201,43 @@ mod tests {
         let requests = BrokenUpload { stores_first: true, ..BrokenUpload::default() }.push().await;
         let uploads: Vec<_> = requests.iter().filter(|request| request.starts_with("PUT")).collect();
         assert_eq!(uploads, ["PUT /v2/upload/1"]);
+    }
+
+    #[tokio::test]
+    async fn upload_session_that_is_refused_is_repeated_by_one_loop() {
+        let requests = BrokenUpload { refuses_first_session: true, ..BrokenUpload::default() }.push().await;
+        let methods: Vec<_> = requests.iter().filter_map(|request| request.split(' ').next()).collect();
+        // Each attempt starts with the query. A second loop inside the first one would repeat only the `POST`.
+        assert_eq!(methods, ["HEAD", "POST", "HEAD", "POST", "PUT"]);
+    }
+
+    #[tokio::test]
+    async fn bytes_of_a_request_that_was_repeated_with_a_login_do_not_count() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let name = format!("{}/app", listener.local_addr().unwrap());
+        let repository = Repository::parse(&name, &Defaults { registry: "docker.io", group: "library" }).unwrap();
+        let credentials = Credentials { username: "u".to_owned(), password: "p".to_owned(), is_identity_token: false };
+        let registry = Registry::new(repository, Some(credentials)).unwrap();
+        let counts = Mutex::new(Vec::new());
+        let url = registry.url(&["blobs", "uploads/"]).unwrap();
+        let request = |http: &reqwest::Client, sent: &SentBytes| {
+            counts.lock().push(sent.get());
+            sent.add(7);
+            http.put(url.clone()).header(CONTENT_LENGTH, 0)
+        };
+        let answering = async {
+            for answer in ["401 Unauthorized\r\nwww-authenticate: Basic realm=\"r\"", "201 Created"] {
+                let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+                let mut line = String::new();
+                while stream.read_line(&mut line).await.unwrap() > 2 {
+                    line.clear();
+                }
+                let text = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                stream.write_all(text.as_bytes()).await.unwrap();
+            }
+        };
+        let (sent, ()) = tokio::join!(registry.send_once(&url, &request, Some(7)), answering);
+        sent.unwrap();
+        assert_eq!(*counts.lock(), [0, 0]);
     }
 }
