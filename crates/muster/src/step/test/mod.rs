@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use muster_job::error_chain;
 
 use super::run::CommandError;
-use file::TestFileError;
+use file::{Case, TestFileError};
 
 /// Exit code if the tests could not be run.
 const UNTESTED_EXIT_CODE: u8 = 2;
@@ -44,6 +44,8 @@ enum TestError {
     File(#[from] TestFileError),
     #[error("found no tests; write a file step_test.yml beside the step, or name a test file")]
     NoTests,
+    #[error("no test matches --filter {filter:?}; the tests are:\n  {}", titles.join("\n  "))]
+    NoMatch { filter: String, titles: Vec<String> },
     #[error(transparent)]
     Command(#[from] CommandError),
     #[error("failed to write the report to {}", path.display())]
@@ -70,7 +72,13 @@ async fn test(args: TestArgs) -> Result<bool, TestError> {
     if cases.is_empty() {
         return Err(TestError::NoTests);
     }
-    cases.retain(|case| args.filter.as_ref().is_none_or(|filter| case.title().contains(filter.as_str())));
+    if let Some(filter) = args.filter {
+        let titles: Vec<String> = cases.iter().map(Case::title).collect();
+        cases.retain(|case| case.title().contains(&filter));
+        if cases.is_empty() {
+            return Err(TestError::NoMatch { filter, titles });
+        }
+    }
     let jobs = args.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     report::started(cases.len());
     let started = std::time::Instant::now();

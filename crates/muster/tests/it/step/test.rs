@@ -111,6 +111,8 @@ fn passing_tests_are_reported_like_those_of_cargo() {
     assert!(!project.path("greet/note.txt").exists());
     assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
     project.step(&["test", "--filter", "publish"]).check(0, &["2 passed"]);
+    let names = ["no test matches --filter \"publsh\"", "\n  greet/step_test.yml: greets by name\n"];
+    project.step(&["test", "--filter", "publsh"]).check(2, &names);
 }
 
 #[test]
