@@ -33,6 +33,8 @@ const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit code of a shell whose command is not found.
 const NOT_FOUND: u8 = 127;
+/// Exit code of a shell whose command exists and cannot be executed.
+const NOT_EXECUTABLE: u8 = 126;
 /// Flag of a route that rejects packets, in `/proc/net/route` and `/proc/net/ipv6_route`.
 const RTF_REJECT: u32 = 0x200;
 /// Routes of IPv6. The file does not exist if the kernel has no IPv6.
@@ -91,7 +93,12 @@ pub(super) fn gate(args: &GateArgs) -> ExitCode {
     }
     let Some((program, arguments)) = args.command.split_first() else { return ExitCode::FAILURE };
     let error = Command::new(program).args(arguments).exec();
-    report(&format!("failed to run {}: {error}", program.to_string_lossy()), ExitCode::from(NOT_FOUND))
+    report(&format!("failed to run {}: {error}", program.to_string_lossy()), ExitCode::from(exit_code(&error)))
+}
+
+/// Returns the exit code of a shell that failed to run a command with this error.
+fn exit_code(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
 /// Prints a message, which the agent that created the container shows in the log of the job.
@@ -314,6 +321,12 @@ fn message(kind: u16, body: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exit_code_of_a_command_that_cannot_run_is_that_of_a_shell() {
+        let run = |program: &str| exit_code(&Command::new(program).exec());
+        assert_eq!((run("/nonexistent"), run("/")), (127, 126));
+    }
 
     #[test]
     fn only_a_route_that_rejects_the_whole_address_counts() {

@@ -167,7 +167,7 @@ impl CiError {
 }
 
 /// Joins names as words of a shell's command line, and quotes them as needed.
-fn shell_words<'a>(names: impl Iterator<Item = &'a String>) -> String {
+pub(super) fn shell_words<'a>(names: impl Iterator<Item = &'a String>) -> String {
     let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:".contains(c));
     let word = |name: &String| if is_plain(name) { name.clone() } else { format!("'{}'", name.replace('\'', "'\\''")) };
     names.map(word).collect::<Vec<_>>().join(" ")

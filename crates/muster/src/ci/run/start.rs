@@ -9,7 +9,7 @@ use muster_pipeline::layers;
 use muster_pipeline::model::Pipeline;
 
 use super::super::args::{OutputMode, RunArgs};
-use super::super::error::CiError;
+use super::super::error::{CiError, shell_words};
 use super::super::prepare::Prepared;
 use super::super::record::write_private_bytes;
 use super::super::state::{ProjectState, Run};
@@ -64,14 +64,8 @@ fn full_ref(context: &Context) -> Option<String> {
 
 /// Prints how to register a gitlab-runner for the jobs.
 pub(super) fn print_registration(output: OutputMode, url: &str, token: &str, pipeline: &Pipeline) {
-    let mut tags: Vec<&str> = pipeline.jobs.iter().flat_map(|job| job.tags.iter().map(String::as_str)).collect();
-    tags.sort_unstable();
-    tags.dedup();
-    let tags = if tags.is_empty() { String::new() } else { format!(" --tag-list '{}'", tags.join(",")) };
-    let command = format!(
-        "gitlab-runner register --non-interactive --url {url} --registration-token {token} --executor shell \
-         --run-untagged{tags}"
-    );
+    let tags = pipeline.jobs.iter().flat_map(|job| job.tags.iter().map(String::as_str)).collect();
+    let command = registration_command(url, token, tags);
     let text = format!("waiting for a runner at {url}; register one and start it:\n  {command}\n  gitlab-runner run");
     match output {
         OutputMode::Human | OutputMode::Junit => ui::note(&text),
@@ -79,6 +73,19 @@ pub(super) fn print_registration(output: OutputMode, url: &str, token: &str, pip
             &serde_json::json!({ "event": "waiting_for_runner", "url": url, "registration_token": token }).to_string(),
         ),
     }
+}
+
+/// Returns the command that registers a gitlab-runner for jobs with these tags.
+fn registration_command(url: &str, token: &str, mut tags: Vec<&str>) -> String {
+    tags.sort_unstable();
+    tags.dedup();
+    let tags = tags.join(",");
+    let tags = if tags.is_empty() { tags } else { format!(" --tag-list {}", shell_words(std::iter::once(&tags))) };
+    let command = format!(
+        "gitlab-runner register --non-interactive --url {url} --registration-token {token} --executor shell \
+         --run-untagged{tags}"
+    );
+    ui::plain(&command)
 }
 
 /// Creates the runner on the coordinator, and returns how to start its manager.
@@ -117,4 +124,18 @@ pub(super) async fn manager_options(
         containers: None,
         log: run.directory.join("manager.log"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_cannot_add_commands_to_the_printed_command() {
+        let command = |tags: &[&str]| registration_command("http://a:1", "t", tags.to_vec());
+        assert!(command(&[]).ends_with(" --run-untagged"));
+        assert!(command(&["linux"]).ends_with(" --tag-list linux"));
+        assert!(command(&["b", "a", "b"]).ends_with(" --tag-list 'a,b'"));
+        assert!(command(&["it's", "x; rm -r ~\n\u{1b}"]).ends_with(r"--tag-list 'it'\''s,x; rm -r ~��'"));
+    }
 }
