@@ -23,11 +23,11 @@ const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 7] = [
     ),
 ];
 
-fn reason(command: &str, flag: &str) -> Option<&'static str> {
+/// Returns the index of the intended difference of a flag.
+fn intended(command: &str, flag: &str) -> Option<usize> {
     let matches =
         |pattern: &str| pattern == flag || pattern.strip_suffix('*').is_some_and(|start| flag.starts_with(start));
-    let mut reasons = INTENTIONAL_DIFFERENCES.iter().filter(|(name, pattern, _)| *name == command && matches(pattern));
-    reasons.next().map(|(_, _, reason)| *reason)
+    INTENTIONAL_DIFFERENCES.iter().position(|(name, pattern, _)| *name == command && matches(pattern))
 }
 
 fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
@@ -61,15 +61,19 @@ fn every_gitlab_runner_flag_exists_or_differs_intentionally() {
     for line in UPSTREAM_COMMANDS.lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split(' ');
         let (command, flag) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        match (check(&root, line), reason(command, flag)) {
-            (Some(_), Some(reason)) => drop(used.insert(reason)),
+        match (check(&root, line), intended(command, flag)) {
+            (Some(_), Some(index)) => drop(used.insert(index)),
             (Some(problem), None) => mismatches.push(problem),
-            (None, Some(reason)) => mismatches.push(format!("{line}: it exists, so remove the difference `{reason}`")),
+            (None, Some(index)) => {
+                mismatches
+                    .push(format!("{line}: it exists, so remove the difference {:?}", INTENTIONAL_DIFFERENCES[index]));
+            }
             (None, None) => {}
         }
     }
+    let unused = INTENTIONAL_DIFFERENCES.iter().enumerate().filter(|(index, _)| !used.contains(index));
+    mismatches.extend(unused.map(|(_, difference)| format!("nothing differs as in {difference:?}, so remove it")));
     assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
-    assert!(!used.is_empty());
 }
 
 #[test]

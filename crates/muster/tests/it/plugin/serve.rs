@@ -6,7 +6,7 @@ use muster_fleeting::model::InstanceState;
 use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 
 use super::support::Home;
-use crate::process::CommandResult;
+use crate::process::{CommandResult, until};
 
 #[test]
 fn built_in_plugins_run_under_every_program_name() {
@@ -58,12 +58,12 @@ async fn built_in_local_plugin_creates_instances() {
     let group = Group::start(spec).await.unwrap();
     assert_eq!((group.name(), group.info().id.as_str()), ("local", "local/local"));
     assert_eq!(group.increase(1).await.unwrap(), 1);
-    let id = loop {
+    let id = until(async || {
         let instances = group.update().await.unwrap().instances;
-        if let Some((id, _)) = instances.into_iter().find(|(_, state)| *state == InstanceState::Running) {
-            break id;
-        }
-    };
+        let running = instances.iter().find(|(_, state)| **state == InstanceState::Running);
+        running.map(|(id, _)| id.clone()).ok_or_else(|| format!("no instance runs: {instances:?}"))
+    })
+    .await;
     let info = group.connect_info(&id).await.unwrap();
     let target = connector::target(&id, info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
