@@ -24,6 +24,7 @@ mod mirrors;
 mod named_lock;
 mod oci_steps;
 mod prepare;
+mod private_file;
 mod removal;
 mod restored_cache;
 mod running_service;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::step_runner::Variable;
@@ -16,6 +16,7 @@ use muster_steps::engine::ExportedVariable;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use crate::private_file;
 use crate::removal::remove_tree;
 
 /// Name of the file in the temporary directory with which a job passes variables to its later stages.
@@ -82,7 +83,7 @@ impl Variables {
     pub(crate) fn add_exported(&self, exported: Vec<ExportedVariable>, temp_dir: &Path) -> io::Result<()> {
         for ExportedVariable { name, value, kind } in exported {
             if let Some(path) = file_variable_path(temp_dir, &name).filter(|_| kind == ExportKind::File) {
-                remove_if_exists(&path)?;
+                private_file::remove(&path)?;
             }
             self.add([JobVariable { key: name, value, file: kind == ExportKind::File, masked: kind.is_masked() }]);
         }
@@ -147,9 +148,7 @@ impl Variables {
         remove_content(temp_dir)?;
         for variable in self.all.iter().filter(|variable| variable.file) {
             let path = checked_file_path(temp_dir, variable)?;
-            // The file is recreated, so that its mode is right and no symbolic link is followed.
-            remove_if_exists(&path)?;
-            write_private(&path, &variable.value)?;
+            private_file::write(&path, variable.value.as_bytes())?;
         }
         Ok(())
     }
@@ -168,7 +167,7 @@ impl Variables {
         for variable in self.all.iter().chain(&*added).filter(|variable| variable.file).rev() {
             let path = checked_file_path(temp_dir, variable)?;
             if is_missing(&path) {
-                write_private(&path, &variable.value)?;
+                private_file::write(&path, variable.value.as_bytes())?;
             }
         }
         Ok(())
@@ -322,18 +321,6 @@ fn create_private_dir(directory: &Path, root: &Root) -> io::Result<()> {
             fs::DirBuilder::new().mode(TEMP_DIR_MODE).create(directory)
         }
         result => result,
-    }
-}
-
-fn write_private(path: &Path, content: &str) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(content.as_bytes())
-}
-
-fn remove_if_exists(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 

@@ -3,10 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +17,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::extraction::Extraction;
 use crate::files::select::{FileSelection, select};
+use crate::private_file;
 use crate::transfer::{MessageLevel, TransferContext};
 use crate::variables::JobVariable;
 
@@ -40,7 +39,7 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
     let (target, root) = (path.clone(), context.project_dir.clone());
     blocking(&**context, "writing the list of the artifacts", stop, move || {
         let text = lines(&root, &files)?;
-        write(&target, &text).map_err(Failure::io("failed to write the list of the artifacts"))
+        private_file::write(&target, &text).map_err(Failure::io("failed to write the list of the artifacts"))
     })
     .await?;
     // A variable of the job must not replace this one, because the steps of the operator rely on it.
@@ -64,18 +63,6 @@ fn lines(root: &Path, files: &BTreeSet<PathBuf>) -> Result<Vec<u8>, Failure> {
         text.push(b'\n');
     }
     Ok(text)
-}
-
-fn write(path: &Path, text: &[u8]) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        // The job can have created a directory there.
-        Err(_) if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) => {
-            muster_files::remove_locked_tree(path)?
-        }
-        removed => removed?,
-    }
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(text)
 }
 
 /// Returns the artifact with the files that steps of the operator have added. Only archives get them.

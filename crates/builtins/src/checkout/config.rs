@@ -4,8 +4,8 @@
 //! so that no credential is ever written to the repository.
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use muster_steps::stop::StopToken;
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_http::without_credentials;
+use crate::private_file;
 
 /// User name for job tokens.
 pub(super) const TOKEN_USER: &str = "gitlab-ci-token";
@@ -31,9 +32,9 @@ pub(crate) fn external_path(temp_dir: &Path) -> PathBuf {
 pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<PathBuf, Failure> {
     write_blocking(context, checkout, stop, |context, checkout| {
         let external = external_path(&context.temp_dir);
-        write_private(&external, &external_text(&context.temp_dir, checkout))?;
+        private_file::write(&external, external_text(&context.temp_dir, checkout).as_bytes())?;
         if checkout.credential_helper {
-            write_private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
+            private_file::write(&context.temp_dir.join(GLOBAL_GIT_CONFIG), global_text(context, &external).as_bytes())?;
         }
         Ok(external)
     })
@@ -49,7 +50,10 @@ pub(super) async fn write_template(
     write_blocking(context, checkout, stop, |context, checkout| {
         let template = context.temp_dir.join("git-template");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
-        write_private(&template.join("config"), &template_text(checkout, &external_path(&context.temp_dir)))?;
+        private_file::write(
+            &template.join("config"),
+            template_text(checkout, &external_path(&context.temp_dir)).as_bytes(),
+        )?;
         Ok(template)
     })
     .await
@@ -66,15 +70,6 @@ async fn write_blocking(
         write(&shared, &checkout).map_err(Failure::io("failed to write the git configuration"))
     })
     .await
-}
-
-/// Writes a private file. An existing file is removed first, so that the mode is right and no symbolic link is followed.
-fn write_private(path: &Path, text: &str) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }
 
 /// Returns the value of the header `User-Agent` for checkouts.

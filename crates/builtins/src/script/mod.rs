@@ -10,7 +10,6 @@ mod powershell;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,6 +24,7 @@ use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::private_file;
 use crate::variables::ResolvedVariable;
 
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
@@ -97,9 +97,7 @@ impl ProfileMarker {
     async fn new(context: &Context, stop: &StopToken) -> Result<Self, Failure> {
         let path = context.temp_dir.join(STARTED_FILE);
         blocking(context, "preparing the start of the shell", stop, move || {
-            let open = || fs::File::options().write(true).create_new(true).mode(0o600).open(&path);
-            let file = remove_if_exists(&path).and_then(|()| open());
-            let file = file.map_err(Failure::io("failed to prepare the start of the shell"))?;
+            let file = private_file::create(&path).map_err(Failure::io("failed to prepare the start of the shell"))?;
             Ok(Self { path, file })
         })
         .await
@@ -109,13 +107,6 @@ impl ProfileMarker {
         let is_written = |found: io::Result<fs::Metadata>| found.is_ok_and(|found| found.is_file() && found.len() > 0);
         // If the profile has removed the file, the shell has created another one.
         is_written(self.file.metadata()) || is_written(fs::symlink_metadata(&self.path))
-    }
-}
-
-fn remove_if_exists(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 

@@ -3,8 +3,6 @@
 //! `pwsh` is PowerShell 7 or later. `powershell` is Windows PowerShell.
 
 use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use base64::Engine;
@@ -15,6 +13,7 @@ use muster_steps::style;
 
 use super::{ScriptFrame, echo_line, not_found, program};
 use crate::context::Context;
+use crate::private_file;
 use crate::variables::ResolvedVariable;
 
 const BASE_FLAGS: [&str; 9] = [
@@ -52,7 +51,8 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     Ok(match file {
         None => frame.shell_process(context, program, args, Some(text)),
         Some(file) => {
-            write(&file, &text).map_err(Failure::io(format!("failed to write `{}`", file.display())))?;
+            private_file::write(&file, text.as_bytes())
+                .map_err(Failure::io(format!("failed to write `{}`", file.display())))?;
             frame.shell_process(context, program, args, None)
         }
     })
@@ -60,12 +60,6 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
 
 fn uses_file(frame: &ScriptFrame<'_>) -> bool {
     frame.script.as_file && frame.script.shell == "powershell"
-}
-
-fn write(file: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    super::remove_if_exists(file)?;
-    fs::File::options().write(true).create_new(true).mode(0o600).open(file)?.write_all(text.as_bytes())
 }
 
 /// Returns the arguments of the shell. They never contain a part of the script.
