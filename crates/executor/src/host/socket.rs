@@ -1,11 +1,11 @@
 //! Paths of sockets, which are the same for every manager of a state directory.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use muster_fleeting::host::runtime_directory;
+use sha2::{Digest as _, Sha256};
 
 use crate::ExecutorError;
 
@@ -15,6 +15,8 @@ const MAX_PATH_BYTES: usize = 100;
 ///
 /// The longest is a hash of 16 digits and `.operator.sock`.
 const HASHED_NAME_BYTES: usize = 32;
+/// Number of hexadecimal digits of the hash of a directory.
+const HASH_DIGITS: usize = 16;
 
 /// Returns the path of the socket of agent `number`.
 ///
@@ -50,8 +52,7 @@ fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, E
         path: state_dir.to_owned(),
         source: io::Error::other(error),
     })?;
-    // `DefaultHasher::new` uses constant keys, so all processes of one build compute the same hash.
-    let mut hasher = DefaultHasher::new();
-    state_dir.as_os_str().as_bytes().hash(&mut hasher);
-    Ok(directory.join(format!("{:016x}{suffix}", hasher.finish())))
+    // All builds must compute the same hash, because a manager finds the agent of an earlier version by this path.
+    let hash = format!("{:x}", Sha256::digest(state_dir.as_os_str().as_bytes()));
+    Ok(directory.join(format!("{}{suffix}", hash.get(..HASH_DIGITS).unwrap_or(&hash))))
 }
