@@ -19,7 +19,6 @@
 #[cfg(unix)]
 pub mod conformance;
 pub mod connector;
-mod error_chain;
 pub mod extension;
 #[cfg(all(unix, any(test, feature = "test-support")))]
 pub mod faulty_plugin;

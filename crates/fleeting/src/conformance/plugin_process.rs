@@ -15,7 +15,6 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use super::plan::Plan;
-use crate::error_chain::error_chain;
 use crate::host::connection::{Connection, Streams, is_transport_failure};
 use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
@@ -23,6 +22,7 @@ use crate::host::sockets::SocketDirectory;
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
+use muster_job::error_chain;
 
 /// Maximum number of log lines that are stored.
 const MAX_LINES: usize = 2_000;

@@ -12,9 +12,9 @@ use super::Timeouts;
 use super::connection::{Connection, is_transport_failure};
 use super::mask::Mask;
 use super::meter::{CallResult, Meter};
-use crate::error_chain::error_chain;
 use crate::model::{ConnectInfo, ConnectorConfig, ConnectorConfigError, GroupInfo, InstanceId, InstanceState};
 use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
+use muster_job::error_chain;
 
 /// Maximum number of instances in one snapshot.
 const MAX_INSTANCES: usize = 100_000;

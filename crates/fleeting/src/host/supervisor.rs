@@ -16,8 +16,8 @@ use super::handshake::Address;
 use super::mask::Mask;
 use super::process::Process;
 use super::{PluginSpec, StartError, Timeouts};
-use crate::error_chain::error_chain;
 use crate::model::GroupInfo;
+use muster_job::error_chain;
 
 /// Running time after which a process counts as stable.
 /// After a stable process has ended, the restart delay begins with its shortest value again.

@@ -9,8 +9,8 @@ use muster_oci::{LockFileError, Reference, ReferenceError};
 
 use super::error::InstallError;
 use super::store::{Installed, Store};
-use crate::error_chain::error_chain;
 use crate::host::PluginSpec;
+use muster_job::error_chain;
 
 /// Prefix of plugin executables in `PATH`.
 const EXECUTABLE_PREFIX: &str = "fleeting-plugin-";

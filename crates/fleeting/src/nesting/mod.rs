@@ -19,10 +19,10 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::service_fn;
 
-use crate::error_chain::error_chain;
 use crate::host::connection::is_transport_failure;
 use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_client::NestingClient;
+use muster_job::error_chain;
 use muster_remote::Session;
 use target::Daemon;
 

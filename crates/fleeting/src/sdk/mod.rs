@@ -43,13 +43,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::error_chain::error_chain;
 pub use crate::extension::{Notice, Offer, Price, ResourceUsage};
 pub use crate::model::Features;
 pub use crate::model::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState, Platform};
 pub use command_line::{main, main_with};
 pub use config::{ConfigError, reference};
 pub use extension::{Extension, Notices};
+use muster_job::error_chain;
 
 /// Any error of the provider. Its message and the messages of its sources are shown to the operator.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
