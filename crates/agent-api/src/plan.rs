@@ -209,9 +209,6 @@ pub struct Policy {
     /// Variables that a step of the operator exports for the rest of the job, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub exports: BTreeMap<String, ExportKind>,
-    /// Whether the output `files` of a step of the operator names files to add to the archives of the job's artifacts.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub adds_artifacts: bool,
     /// Role of the step in the upload of artifacts that steps of the operator check or sign.
     #[serde(skip_serializing_if = "UploadRole::is_none")]
     pub upload_role: UploadRole,
@@ -224,7 +221,8 @@ pub enum UploadRole {
     /// No role.
     #[default]
     None,
-    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded.
+    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded. Its output `files` names
+    /// files to add to the archives.
     Check,
     /// Uploads the artifacts.
     Upload,
@@ -248,7 +246,6 @@ impl Default for Policy {
             allow_failure: false,
             by_operator: false,
             exports: BTreeMap::new(),
-            adds_artifacts: false,
             upload_role: UploadRole::None,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_agent_api::plan::Policy;
+use muster_agent_api::plan::{Policy, UploadRole};
 use muster_job::ExportKind;
 use serde_json::{Map, Value};
 
@@ -68,7 +68,7 @@ pub(super) fn publish(
         }
         job.add_variables(variables)?;
     }
-    if policy.adds_artifacts
+    if policy.upload_role == UploadRole::Check
         && let Some(files) = outputs.get(FILES)
     {
         let files = serde_json::from_value(files.clone())

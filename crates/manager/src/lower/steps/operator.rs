@@ -34,11 +34,7 @@ pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[Artif
         Step::new("operator_list_artifacts", "", Call::builtin(&ArtifactsList { artifacts: artifacts.to_vec() }));
     // The job can cause a failure of the list, with the name of a file. So it is not reported as a failure of the operator's steps.
     list.policy.allow_failure = written.iter().all(|step| !step.required);
-    let steps = written.iter().map(|step| {
-        let mut step = self::step(parts, step, "before_upload");
-        step.policy.adds_artifacts = true;
-        step
-    });
+    let steps = written.iter().map(|step| self::step(parts, step, "before_upload"));
     let mut steps: Vec<Step> = std::iter::once(list).chain(steps).collect();
     for step in &mut steps {
         step.policy.when = when;
