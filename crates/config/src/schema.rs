@@ -7,6 +7,7 @@
 //! key | kind [unit] | default | meaning | overrides: live, jobs, restart, supported, unsupported: reason, secret
 //!
 //! [table] like other.table       (the same keys and nested tables, with the status of the enclosing table)
+//! [table] like other.table without key       (a check rejects the key in this table)
 //! ```
 //!
 //! The facts come from gitlab-runner's public documentation and source, release 19.4.
@@ -143,6 +144,8 @@ pub struct Key {
     pub status: KeySupport,
     /// Whether the value is a secret, which is never shown.
     pub secret: bool,
+    /// Whether a check rejects the key in this table, with a better message than that for an unknown key. The reference does not list it.
+    pub rejected: bool,
 }
 
 /// A table, or an array of tables.

@@ -27,6 +27,7 @@ impl Schema {
         let array = name.starts_with("[[");
         let path = name.trim_matches(['[', ']']).to_owned();
         if let Some(other) = rest.trim().strip_prefix("like ") {
+            let (other, rejected) = other.split_once(" without ").unwrap_or((other, ""));
             let status = self.enclosing_status(&path);
             let prefix = format!("{other}.");
             let is_copied = |table: &&TableSchema| table.path == other || table.path.starts_with(&prefix);
@@ -36,6 +37,7 @@ impl Schema {
                 (copy.array, copy.status) = (if top { array } else { copy.array }, status);
                 for key in &mut copy.keys {
                     key.status = status;
+                    key.rejected |= top && key.name == rejected;
                 }
                 self.push(copy);
             }
@@ -98,6 +100,7 @@ fn key(line: &'static str, table: Option<&TableSchema>) -> Option<Key> {
         reload: table.reload,
         status: table.status,
         secret: false,
+        rejected: false,
     };
     // A reason may contain commas, so it comes last.
     let mut rest = columns.next().unwrap_or_default();

@@ -26,7 +26,7 @@ fn keys() -> String {
             continue;
         }
         writeln!(text, "| key | type | default | takes effect | meaning |\n| --- | --- | --- | --- | --- |").unwrap();
-        table.keys.iter().for_each(|key| writeln!(text, "{}", row(table, key)).unwrap());
+        table.keys.iter().filter(|key| !key.rejected).for_each(|key| writeln!(text, "{}", row(table, key)).unwrap());
         text.push('\n');
     }
     text

@@ -184,6 +184,7 @@ static HOST_ALIASES: Key = Key {
     reload: muster_config::schema::Reload::Jobs,
     status: muster_config::schema::KeySupport::Supported,
     secret: false,
+    rejected: false,
 };
 
 /// Returns the flag for a key.
