@@ -3,6 +3,7 @@
 //! Each function lists what is recorded. Everything else is omitted: signed URLs, tokens, credentials, and texts from the operator's
 //! configuration.
 
+use muster_job::without_user_info_and_query;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -17,7 +18,7 @@ pub(super) fn checkout(step: &Checkout) -> Map<String, Value> {
     let Checkout { strategy, repo_url, ref_name, sha, refspecs, depth, checkout, submodules, skip_lfs, .. } = step;
     map([
         ("strategy", json!(strategy)),
-        ("url", json!(without_credentials(repo_url))),
+        ("url", json!(without_user_info_and_query(repo_url))),
         ("ref", json!(ref_name)),
         ("sha", json!(sha)),
         ("refspecs", json!(refspecs)),
@@ -110,15 +111,6 @@ pub(super) fn cleanup(step: &Cleanup) -> Map<String, Value> {
 
 fn map<const N: usize>(entries: [(&str, Value); N]) -> Map<String, Value> {
     entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-/// Returns a URL without user information, query and fragment.
-fn without_credentials(url: &str) -> String {
-    let url = url.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let (authority, path) = rest.find('/').map_or((rest, ""), |end| rest.split_at(end));
-    let host = authority.rsplit('@').next().unwrap_or_default();
-    format!("{scheme}://{host}{path}")
 }
 
 #[cfg(test)]

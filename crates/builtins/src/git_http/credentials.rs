@@ -1,5 +1,6 @@
 //! Credentials for the repositories that a job may read (docs/spec/job-execution.md, section 2.6).
 
+use muster_job::without_user_info;
 use reqwest::RequestBuilder;
 use url::Url;
 
@@ -72,16 +73,9 @@ impl Repository {
 
 /// Returns a URL without user and password, so that it can be written to a file or the trace.
 pub(crate) fn without_credentials(url: &str) -> String {
-    match url.split_once("://") {
-        // The user of an SSH URL is required, and is not secret.
-        Some((scheme @ ("http" | "https"), rest)) => {
-            let end = rest.find('/').unwrap_or(rest.len());
-            let (authority, path) = rest.split_at(end);
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-            format!("{scheme}://{host}{path}")
-        }
-        _ => url.to_owned(),
-    }
+    let is_http = matches!(url.split_once("://"), Some(("http" | "https", _)));
+    // The user of an SSH URL is required, and is not secret.
+    if is_http { without_user_info(url) } else { url.to_owned() }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use muster_job::ExportKind;
+use muster_job::{ExportKind, is_identifier};
 use serde_json::{Map, Value as Json};
 
 use super::problem::shown_name;
@@ -262,11 +262,4 @@ fn checked_exports(
         }
     };
     written.into_iter().map(kind).collect()
-}
-
-/// Returns whether a text is an identifier of the step language, which is also a valid name of a variable.
-fn is_identifier(text: &str) -> bool {
-    let mut characters = text.chars();
-    characters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
-        && characters.all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

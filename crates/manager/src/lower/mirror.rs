@@ -4,7 +4,7 @@ use muster_agent_api::builtin::{Checkout, DockerVolume, GitMirror};
 use muster_agent_api::container::MIRROR_DIR;
 use muster_agent_api::plan::{Call, Step};
 use muster_executor::Directories;
-use muster_job::milliseconds;
+use muster_job::{milliseconds, without_user_info};
 use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -62,10 +62,8 @@ pub(super) fn git_mirror(
 }
 
 fn url_without_credentials(url: &str) -> Option<String> {
-    let mut url = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
-    url.set_username("").ok()?;
-    url.set_password(None).ok()?;
-    Some(url.to_string())
+    let url = Url::parse(&without_user_info(url)).ok()?;
+    matches!(url.scheme(), "http" | "https").then(|| url.to_string())
 }
 
 /// Returns the directory in which the checkout finds the view of the mirror.

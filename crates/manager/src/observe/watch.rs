@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use muster_agent_api::result::{JobResult, ResourceUsage};
 use muster_config::settings::RunnerSettings;
-use muster_job::{FailureReason, Variable};
+use muster_job::{FailureReason, Variable, without_user_info_and_query};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::{ExecutionMode, ExecutorStage, JobFacts, JobMetricState, JobRecord, ProcessingFailure};
@@ -362,7 +362,7 @@ fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
         namespace_id = info.namespace_id,
         root_namespace_id = info.root_namespace_id,
         gitlab_user_id = user.map(|variable| variable.value.as_str()),
-        repo_url = without_credentials(&payload.git_info.repo_url),
+        repo_url = without_user_info_and_query(&payload.git_info.repo_url),
         time_in_queue_seconds = info.time_in_queue_seconds,
         queue_size = info.queue_size,
         queue_depth = info.queue_depth,
@@ -372,17 +372,8 @@ fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
 
 /// Returns the URL of the job's page, derived from the repository's URL as in gitlab-runner.
 fn job_url(payload: &JobPayload) -> String {
-    let repository = without_credentials(&payload.git_info.repo_url);
+    let repository = without_user_info_and_query(&payload.git_info.repo_url);
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
-}
-
-fn without_credentials(text: &str) -> String {
-    let Ok(mut url) = url::Url::parse(text) else { return String::new() };
-    // Only URLs that cannot have credentials return an error.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.set_query(None);
-    url.into()
 }
 
 /// Returns whether stage durations of the runner's jobs are exported. Operators enable this with a feature flag, because the

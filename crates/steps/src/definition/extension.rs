@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use muster_agent_api::plan::{Policy, When};
-use muster_job::{GoDuration, milliseconds};
+use muster_job::{GoDuration, is_identifier, milliseconds};
 use serde_json::{Map, Value};
 
 use crate::yaml::Node;
@@ -194,7 +194,7 @@ fn matrix_values(name: &str, node: &Node) -> Option<Value> {
     let is_expression = node.as_str().map(str::trim).is_some_and(is_expression);
     let is_list = matches!(node, Node::List(values) if !values.is_empty());
     let value = node.to_json().ok()?;
-    (super::is_identifier(name) && (is_expression || is_list)).then_some(value)
+    (is_identifier(name) && (is_expression || is_list)).then_some(value)
 }
 
 #[cfg(test)]

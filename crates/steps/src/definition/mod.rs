@@ -11,7 +11,6 @@ use serde_json::{Map, Value};
 
 pub use error::StepFileError;
 pub use extension::{Extension, ExtensionError};
-pub(crate) use parse::is_identifier;
 pub use parse::{parse_list, parse_run_list, parse_value};
 
 pub use crate::remote::Location;

@@ -1,6 +1,7 @@
 //! Parser of step files and `run` lists.
 
 use indexmap::IndexMap;
+use muster_job::is_identifier;
 use serde_json::{Map, Value};
 
 use super::{Body, Call, Extension, Kind, Location, Outputs, Parameter, Spec, StepEntry, StepFile, StepFileError};
@@ -274,10 +275,4 @@ fn check_name(key: &'static str, name: &str, names: Names) -> Result<(), StepFil
         return Ok(());
     }
     Err(StepFileError::Name { key, name: name.to_owned() })
-}
-
-/// Returns whether the text is a valid name of a step, input, output or environment variable.
-pub(crate) fn is_identifier(name: &str) -> bool {
-    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }

@@ -1,9 +1,10 @@
 //! Evaluates inputs and the names of inputs and variables.
 
+use muster_job::is_identifier;
 use serde_json::{Map, Value};
 
 use super::user_steps::StepError;
-use crate::definition::{StepFile, is_identifier};
+use crate::definition::StepFile;
 use crate::expression::{Dialect, ExpressionError, Scope};
 
 /// Evaluates the inputs for a step file, and adds its defaults.

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use muster_job::StepReference;
+use muster_job::{StepReference, without_user_info};
 
 use super::Source;
-use super::source::without_credentials;
 use crate::expression::Dialect;
 
 /// Names of the step file in a step's directory. The first that exists is used.
@@ -56,7 +55,7 @@ impl fmt::Display for Location {
     /// Writes the location without credentials, directory and file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Git { url, rev, .. } => write!(f, "{}@{rev}", without_credentials(url)),
+            Self::Git { url, rev, .. } => write!(f, "{}@{rev}", without_user_info(url)),
             Self::Oci { registry, repository, tag, .. } => write!(f, "{registry}/{repository}:{tag}"),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use muster_job::without_user_info;
+
 /// Content that a server has under a name and a version. One source can contain several steps.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Source {
@@ -28,7 +30,7 @@ impl Source {
     #[must_use]
     pub fn name(&self) -> String {
         match self {
-            Self::Git { url, .. } => without_credentials(url),
+            Self::Git { url, .. } => without_user_info(url),
             Self::Oci { registry, repository, .. } => format!("{registry}/{repository}"),
         }
     }
@@ -48,13 +50,6 @@ impl Source {
         let authority = url.split_once("://")?.1.split('/').next()?;
         authority.rsplit_once('@')?.0.split_once(':').map(|(_, password)| password)
     }
-}
-
-pub(super) fn without_credentials(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    format!("{scheme}://{host}{path}")
 }
 
 impl fmt::Display for Source {
