@@ -80,7 +80,7 @@ fn limits(plan: UnpackLimits) -> Limits {
 pub struct Context {
     /// Directory of the checkout.
     pub project_dir: PathBuf,
-    /// `<project_dir>.tmp`, for file variables and other temporary files.
+    /// Directory for file variables and other temporary files. Defaults to `<project_dir>.tmp`; a step file has a separate directory.
     pub temp_dir: PathBuf,
     /// Variables of the job.
     pub variables: Variables,
@@ -114,7 +114,7 @@ pub struct Context {
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
     pub debugger: Option<Arc<engine::Debugger>>,
-    /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` determines whether they are written to a file.
+    /// Callback that gets the results of the job's step files. `None` writes them to a file if `CI_STEPS_DEBUG` is set, or else drops them.
     pub on_results: Option<engine::OnResults>,
     /// What the steps of the plan declare. Lists of steps may use it.
     pub declared: Declared,
@@ -258,8 +258,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // The steps of a job in a container run with a bare plan. Other bare plans run steps without a job. Converting their exit
-                // codes has no effect, because no job reports them.
+                // In a container, the exit code of a failed command must be marked as such, and steps in a container always have a bare
+                // plan. Other bare plans are step files without a job. Marking their exit codes is harmless, because no job reports them.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

@@ -23,7 +23,7 @@ pub trait Elastic: Send + Sync {
     fn leases_announced(&self);
 
     /// Returns whether a job left a suspended environment for a later job. `task_key` identifies the lease of that job.
-    async fn has_suspended(&self, task_key: &str) -> bool;
+    async fn has_suspended_environment(&self, task_key: &str) -> bool;
 }
 
 /// Capability of an environment that several jobs share.

@@ -18,7 +18,7 @@ const IMAGES: [(&str, &[&str]); 7] = [
 ];
 /// Helper image of gitlab-runner.
 const HELPER: &str = "diff/helper:1";
-/// Length of a block of a tar archive, two of which end it.
+/// Length of a block of a tar archive. Two empty blocks end the archive.
 const TAR_BLOCK: usize = 512;
 
 /// A Docker Engine with the images of the cases.
@@ -55,7 +55,7 @@ impl Docker {
         assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
     }
 
-    /// Opens a port that the containers can reach, and so does a program that [`Docker::command`] runs.
+    /// Opens a port that the containers and the programs that [`Docker::command`] runs can reach.
     pub(super) fn listen(&self) -> TcpListener {
         let mut command = self.engine.command_in_network("ip");
         let output = command.args(["-4", "-o", "address", "show", "dev", "docker0"]).output().unwrap();

@@ -47,6 +47,7 @@ impl Logs {
     ) -> Result<(), CoordinatorError> {
         if self.mode == LogMode::Live {
             self.show(job, reporter).await?;
+            // The last complete line is held back, because the next line may continue it. Live output does not wait for that.
             let lines = self.entry(job.id).lines.take_held();
             report(reporter, job, &lines);
         }
