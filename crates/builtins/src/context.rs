@@ -18,11 +18,12 @@ use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_job::{StepPolicy, milliseconds};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
+use muster_steps::builtin::OpenTarget;
 use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
-use muster_steps::process::{Command, ProcessEnd, Processes};
+use muster_steps::process::{Command, JobNetwork, ProcessEnd, Processes};
 use muster_steps::remote::StepSource;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -135,6 +136,8 @@ pub struct Context {
     plan: JobPlan,
     /// All processes of the job.
     pub processes: Processes,
+    /// Network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    pub(crate) network: Option<JobNetwork>,
     /// Trace of the job.
     pub trace: Arc<Trace>,
     /// Resources that the jobs of the agent share.
@@ -197,6 +200,7 @@ impl Context {
             coordinator: plan.coordinator.clone(),
             plan: JobPlan { header: Vec::new(), notices: Vec::new(), warnings: Vec::new(), ..plan.clone() },
             processes,
+            network: if plan.has_own_network { JobNetwork::at_start() } else { None },
             trace,
             shared,
             services: Mutex::default(),
@@ -361,6 +365,10 @@ impl engine::Job for Context {
         Some(Arc::new(OciSteps::new(self.step_fetcher())))
     }
 
+    fn network(&self) -> Option<&JobNetwork> {
+        self.network.as_ref()
+    }
+
     fn sources_time(&self) -> Duration {
         *self.mirror_time.lock()
     }
@@ -369,8 +377,8 @@ impl engine::Job for Context {
         self.variables.set("CI_JOB_STATUS", status);
     }
 
-    fn delegate_request(&self, project_dir: &Path, steps: &[Step]) -> Result<RunRequest, Failure> {
-        let project_dir = project_dir.to_string_lossy().into_owned();
+    fn delegate_request(&self, target: &dyn OpenTarget, steps: &[Step]) -> Result<RunRequest, Failure> {
+        let project_dir = target.project_dir().to_string_lossy().into_owned();
         let plan = JobPlan {
             builds_dir: project_dir.clone(),
             project_dir: project_dir.clone(),
@@ -383,6 +391,7 @@ impl engine::Job for Context {
             sources_time_ms: milliseconds(self.sources_time()),
             require_start_approval: false,
             share: None,
+            has_own_network: target.has_own_network(),
             // The debugger is attached to this agent, not to the second one.
             development: Development { debug: None, ..self.plan.development.clone() },
             ..self.plan.clone()

@@ -54,7 +54,7 @@ impl<J: Job> Engine<J> {
         self.job.log().end_lines();
         self.close_section(step.section_name(), &step.policy.title);
         let target = target?;
-        let result = match self.job.delegate_request(target.project_dir(), steps) {
+        let result = match self.job.delegate_request(&*target, steps) {
             Ok(request) => match self.job.wait_until_user_code_may_run(&cancellation.stop).await {
                 Ok(()) => self.run_at(&*target, &request, cancellation).await,
                 Err(failure) => Err(failure),

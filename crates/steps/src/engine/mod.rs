@@ -44,12 +44,12 @@ use muster_job::StepPolicy;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::builtin::{Call, Role, Step};
+use crate::builtin::{Call, OpenTarget, Role, Step};
 use crate::bundled::BundledSteps;
 pub use crate::disk::DiskError;
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
-use crate::process::{Processes, Usage, limited, measured};
+use crate::process::{JobNetwork, Processes, Usage, limited, measured};
 use crate::remote::StepSource;
 use crate::stop::StopToken;
 use crate::style;
@@ -127,6 +127,11 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
+    /// Returns the network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    fn network(&self) -> Option<&JobNetwork> {
+        None
+    }
+
     /// Returns the time that an earlier step used of the timeout for the sources.
     fn sources_time(&self) -> Duration {
         Duration::ZERO
@@ -135,11 +140,11 @@ pub trait Job: Send + Sync + 'static {
     /// Sets `CI_JOB_STATUS` for the job's processes.
     fn set_status(&self, status: &'static str);
 
-    /// Returns the request for a second agent to run these steps in `project_dir`.
+    /// Returns the request for the agent of `target` to run these steps.
     ///
     /// # Errors
     /// [`Failure`] if the steps cannot be serialized.
-    fn delegate_request(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
+    fn delegate_request(&self, target: &dyn OpenTarget, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
 
     /// Masks values in the log and in the result from now on.
     fn mask_values(&self, _values: &[String]) {}
@@ -253,10 +258,14 @@ impl<J: Job> Engine<J> {
         progress.begin_step(step);
         self.set_state(step, StepState::Running);
         self.job.set_status(progress.ci_job_status(step));
+        let network = self.job.network();
         // Boxed, because the types of nested steps would otherwise be nested, too.
         let running = Box::pin(self.run_in_section(step, cancellation, progress.is_cancelable(step)));
-        let ((StepsResult { failure, nodes }, attempts), used) =
-            if step.is_by_author() { measured(limited(running)).await } else { measured(running).await };
+        let ((StepsResult { failure, nodes }, attempts), used) = if step.is_by_author() {
+            measured(network, limited(running)).await
+        } else {
+            measured(network, running).await
+        };
         self.set_state(step, StepState::from_end(failure.is_none()));
         if failure.is_some() && step.is_by_author() && self.job.processes().exceeded_memory_limit() {
             self.print(&style::error(

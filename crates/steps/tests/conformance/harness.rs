@@ -9,7 +9,7 @@ use std::time::Duration;
 use muster_agent_api::plan::{self, JobPlan, Policy};
 use muster_agent_api::result::StepNode;
 use muster_agent_api::step_runner::RunRequest;
-use muster_steps::builtin::{Call, Step};
+use muster_steps::builtin::{Call, OpenTarget, Step};
 use muster_steps::definition::StepFile;
 use muster_steps::engine::{Engine, Job, JobCancellation, StartTime};
 use muster_steps::failure::Failure;
@@ -236,7 +236,7 @@ impl Job for TestJob {
 
     fn set_status(&self, _: &'static str) {}
 
-    fn delegate_request(&self, _: &Path, _: &[plan::Step]) -> Result<RunRequest, Failure> {
+    fn delegate_request(&self, _: &dyn OpenTarget, _: &[plan::Step]) -> Result<RunRequest, Failure> {
         Err(Failure::System("this job has one agent".to_owned()))
     }
 

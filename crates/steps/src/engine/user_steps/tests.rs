@@ -68,6 +68,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         remote: Arc::default(),
         retry_backoff: (Duration::ZERO, Duration::ZERO),
         has_section_markers: false,
+        network: None,
     };
     let mut nodes = Vec::new();
     let result = steps.run("run", &list, false, &mut nodes).await.map(drop).map_err(|error| {
