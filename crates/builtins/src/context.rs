@@ -33,6 +33,7 @@ use time::OffsetDateTime;
 use url::Url;
 
 use crate::blocking::blocking;
+use crate::bundled_steps::JobSteps;
 use crate::docker::prepared::PreparedContainers;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
@@ -362,7 +363,7 @@ impl engine::Job for Context {
     }
 
     fn bundled_steps(&self) -> Option<Arc<dyn BundledSteps>> {
-        Some(Arc::new(OciSteps::new(self.step_fetcher())))
+        Some(Arc::new(JobSteps { oci: OciSteps::new(self.step_fetcher()) }))
     }
 
     fn network(&self) -> Option<&JobNetwork> {

@@ -8,6 +8,7 @@
 mod agent_process;
 pub mod artifacts;
 mod blocking;
+mod bundled_steps;
 pub mod cache;
 mod checkout;
 mod context;
@@ -28,8 +29,10 @@ mod removal;
 mod restored_cache;
 mod running_service;
 mod script;
+mod script_legacy;
 mod service;
 pub mod share;
+mod shell_text;
 mod step_source;
 mod sticky;
 mod templates;

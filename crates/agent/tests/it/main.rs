@@ -26,6 +26,7 @@ mod own_keys;
 mod records;
 mod remote_steps;
 mod requests;
+mod script_legacy;
 mod shells;
 mod sources;
 mod special_files;

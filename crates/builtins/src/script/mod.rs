@@ -4,7 +4,7 @@
 //! of the script is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
 //! environment of the shell. The profile of a login shell could overwrite them, so its script sets them again.
 
-pub(crate) mod posix;
+mod posix;
 mod powershell;
 
 use std::ffi::OsString;
@@ -25,13 +25,11 @@ use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::shell_text::{ScriptBlock, commands};
 use crate::variables::ResolvedVariable;
 
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
 const STARTED_FILE: &str = ".shell_started";
-
-/// Prefix of the section names of some commands, and the commands.
-pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 #[async_trait]
 impl Builtin<Context> for Script {
@@ -152,22 +150,6 @@ impl ScriptFrame<'_> {
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
         commands(self.blocks)
     }
-}
-
-/// Returns the trimmed commands of blocks, each with the name of its section.
-fn commands<'a>(blocks: &'a [ScriptBlock<'a>]) -> impl Iterator<Item = (String, &'a str)> {
-    blocks.iter().flat_map(|(block, commands)| {
-        commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
-    })
-}
-
-/// Returns the line that is printed before a command runs.
-fn echo_line(command: &str) -> String {
-    let text = match command.split_once('\n') {
-        None => format!("$ {command}"),
-        Some((first, _)) => format!("$ {first} # collapsed multi-line command"),
-    };
-    format!("{}{text}{}", style::BOLD_GREEN, style::RESET)
 }
 
 fn not_found(problem: &str) -> Failure {
