@@ -24,7 +24,7 @@ use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
-use muster_steps::process::{Command, ProcessEnd, Processes};
+use muster_steps::process::{Command, JobNetwork, ProcessEnd, Processes};
 use muster_steps::remote::StepSource;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -45,6 +45,9 @@ use crate::step_source::StepFetcher;
 use crate::trace::Trace;
 use crate::transfer::{MessageLevel, TransferContext};
 use crate::variables::Variables;
+
+/// Function that returns the bundled steps of a job.
+type BundledStepsOf = fn(&Arc<Context>) -> Arc<dyn BundledSteps>;
 
 /// Time between TERM and KILL, if the plan does not set it.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
@@ -96,6 +99,8 @@ pub struct Context {
     plan: JobPlan,
     /// All processes of the job.
     pub processes: Processes,
+    /// Network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    pub(crate) network: Option<JobNetwork>,
     /// Trace of the job.
     pub trace: Arc<Trace>,
     /// Resources that the jobs of the agent share.
@@ -121,7 +126,7 @@ pub struct Context {
     /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
     pub(crate) called_services: AtomicU32,
     /// Port to the steps that lists of steps may call. Set when the job starts.
-    pub(crate) bundled_steps: OnceLock<fn(&Arc<Self>) -> Arc<dyn BundledSteps>>,
+    pub(crate) bundled_steps: OnceLock<BundledStepsOf>,
     /// Files that steps of the operator add to the archives of the job's artifacts.
     pub(crate) added_artifacts: Mutex<Vec<String>>,
     on_user_code: OnUserCode,
@@ -166,6 +171,7 @@ impl Context {
             coordinator: plan.coordinator.clone(),
             plan: JobPlan { header: Vec::new(), notices: Vec::new(), warnings: Vec::new(), ..plan.clone() },
             processes,
+            network: if plan.has_own_network { JobNetwork::at_start() } else { None },
             trace,
             shared,
             services: Mutex::default(),
@@ -338,6 +344,10 @@ impl engine::Job for Context {
         self.bundled_steps.get().map(|bundled_steps| bundled_steps(self))
     }
 
+    fn network(&self) -> Option<&JobNetwork> {
+        self.network.as_ref()
+    }
+
     fn sources_time(&self) -> Duration {
         *self.mirror_time.lock()
     }
@@ -361,6 +371,7 @@ impl engine::Job for Context {
             sources_time_ms: milliseconds(self.sources_time()),
             require_start_approval: false,
             share: None,
+            has_own_network: target.has_own_network(),
             // The debugger is attached to this agent, not to the second one.
             development: Development { debug: None, ..self.plan.development.clone() },
             ..self.plan.clone()

@@ -64,7 +64,7 @@ pub async fn run(
     };
     service::terminate(&context).await;
     context.processes.finish(context.grace).await;
-    let mut used = share::usage(&context.processes, start.elapsed());
+    let mut used = share::usage(&context.processes, context.network.as_ref(), start.elapsed());
     context.delegated_usage.lock().iter().for_each(|usage| used.add_delegated(usage));
     if let Some(resources) = resources {
         resources.end(&context, &mut used).await;

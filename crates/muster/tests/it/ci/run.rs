@@ -254,6 +254,25 @@ fn resource_usage_is_stored_and_shown() {
 }
 
 #[test]
+fn usage_of_each_step_is_shown_on_request() {
+    let project = Project::new("work: {script: ['text=$(printf %20000000s x)']}\n");
+    project.ci(&[]).code(0);
+    let line_of = |arguments: &[&str], step: &str| {
+        let output = project.ci(arguments).code(0);
+        let line = output.out.lines().find(|line| line.contains(&format!("✓ {step} ")));
+        line.unwrap_or_else(|| panic!("{step} is missing in {output:#?}")).to_owned()
+    };
+    assert!(!line_of(&["show", "last", "work"], "step_script").contains("used"));
+    let script = line_of(&["show", "last", "work", "--usage"], "step_script");
+    let (_, used) = script.split_once("  used ").unwrap_or_else(|| panic!("{script}"));
+    assert!(used.contains(" of CPU, ") && used.contains(" MB of memory"), "{script}");
+    // The line of the whole job shows the usage of the job.
+    assert!(!line_of(&["show", "last", "work", "--usage"], "job").contains("used"));
+    let output = project.ci(&["show", "last", "--usage"]).code(2);
+    output.warns("`--usage`").warns("require a job, as in `muster ci show 1 JOB`");
+}
+
+#[test]
 fn show_lists_past_runs() {
     let project = Project::new(THREE_STAGES);
     project.ci(&[]).code(0);
