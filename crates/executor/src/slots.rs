@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::port::{Guard, Slot, SlotKey};
 
-/// Slots of one environment. Clones share the same slots.
+/// Slots of one executor. Clones share the same slots.
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
@@ -124,7 +124,7 @@ mod tests {
         let third = slots.take(&key(1)).unwrap();
         let numbers = [&first, &second, &third].map(|held| (held.slot.id, held.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (1, 0), (2, 1)]);
-        assert!(slots.take(&key(1)).is_none(), "no more than the total");
+        assert!(slots.take(&key(1)).is_none(), "more slots than the total were taken");
         drop(first);
         assert_eq!(*slots.free().borrow(), 1);
         let reused = slots.take(&key(1)).unwrap();
@@ -146,7 +146,7 @@ mod tests {
         let slot = Slot { id: 4, project_slot: 2, key: key(1) };
         let held = slots.reacquire(&slot).unwrap();
         assert!(slots.reacquire(&slot).is_none());
-        assert!(slots.take(&key(9)).is_none(), "a reacquired slot counts");
+        assert!(slots.take(&key(9)).is_none(), "a reacquired slot was not counted");
         drop(held);
         assert_eq!(*slots.free().borrow(), 1);
     }
