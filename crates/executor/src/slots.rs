@@ -12,7 +12,7 @@ use crate::port::{Guard, Slot, SlotKey};
 /// Maximum time that a job waits for a lower slot whose job has ended. It covers the calls between the report of a job and its release.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Slots of one environment. Clones share the same slots.
+/// Slots of one executor. Clones share the same slots.
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
@@ -159,7 +159,7 @@ mod tests {
         let third = slots.take(&key(1)).unwrap();
         let numbers = [&first, &second, &third].map(|held| (held.slot.id, held.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (1, 0), (2, 1)]);
-        assert!(slots.take(&key(1)).is_none(), "no more than the total");
+        assert!(slots.take(&key(1)).is_none(), "more slots than the total were taken");
         drop(first);
         assert_eq!(*slots.free().borrow(), 1);
         let reused = slots.take(&key(1)).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         let slot = Slot { id: 4, project_slot: 2, key: key(1) };
         let held = slots.reacquire(&slot).unwrap();
         assert!(slots.reacquire(&slot).is_none());
-        assert!(slots.take(&key(9)).is_none(), "a reacquired slot counts");
+        assert!(slots.take(&key(9)).is_none(), "a reacquired slot was not counted");
         drop(held);
         assert_eq!(*slots.free().borrow(), 1);
     }

@@ -48,7 +48,7 @@ pub struct InstanceOptions {
     pub name: String,
     /// Settings in `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible. Called before each attempt.
+    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible. Called before each start.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
     /// Maximum number of job requests in flight.
     pub requests: usize,
@@ -106,7 +106,7 @@ pub(super) enum Intake {
     /// Jobs are requested.
     #[default]
     Open,
-    /// No more jobs are requested, because the manager is shutting down or the runner was removed.
+    /// No more jobs are requested, because the manager is shutting down.
     Closed,
 }
 
@@ -180,7 +180,7 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
-    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the names of the remaining ones.
+    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
     pub async fn stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
@@ -189,7 +189,7 @@ impl InstanceExecutor {
 
     /// Stops like [`Self::stop`], for a runner that was removed from the configuration.
     ///
-    /// Deletes all its instances, and after the last one its ledger.
+    /// Deletes all instances of the runner, and after the last one the ledger. Returns the IDs of the remaining instances.
     pub async fn remove_all_and_stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, true).await;
         // An executor that never got the lock has not read the ledger, so it must not delete it.
