@@ -1,6 +1,6 @@
 //! Engine and images of the cases in containers.
 
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -57,13 +57,7 @@ impl Docker {
 
     /// Opens a port that the containers and the programs that [`Docker::command`] runs can reach.
     pub(super) fn listen(&self) -> TcpListener {
-        let mut command = self.engine.command_in_network("ip");
-        let output = command.args(["-4", "-o", "address", "show", "dev", "docker0"]).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        let address =
-            text.split_whitespace().find_map(|word| word.split_once('/')).unwrap_or_else(|| panic!("{text:?}"));
-        let gateway: IpAddr = address.0.parse().unwrap();
-        self.engine.listen(gateway).unwrap()
+        self.engine.listen(self.engine.gateway()).unwrap()
     }
 
     /// Returns a command that runs the program in the network of the engine.
