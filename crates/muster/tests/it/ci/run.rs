@@ -412,11 +412,12 @@ fn jobs_are_requested_over_grpc_after_the_first_response() {
     let projects = std::fs::read_dir(project.home().join("state/muster/projects")).unwrap();
     let state = projects.map(|project| project.unwrap().path()).next().unwrap();
     let log = std::fs::read_to_string(state.join("runs/1/manager.log")).unwrap();
-    let requests: Vec<&str> = log.lines().filter(|line| line.contains("endpoint=request_job")).collect();
-    assert!(requests[0].contains("transport=http"), "{log}");
+    let has_all = |line: &&str, words: &[&str]| words.iter().all(|word| line.split(' ').any(|part| part == *word));
+    let calls = |text: &str, words: &[&str]| text.lines().filter(|line| has_all(line, words)).count();
     let (before, after) = log.split_once("coordinator supports gRPC").unwrap_or_else(|| panic!("{log}"));
-    assert!(!before.contains("transport=grpc") && !after.contains("endpoint=request_job transport=http"), "{log}");
-    let is_job = |line: &&str| line.contains("transport=grpc") && line.contains("status=201");
-    assert!(requests.into_iter().any(|line| is_job(&line)), "no job arrived over gRPC:\n{log}");
-    assert!(after.contains("endpoint=update_job transport=http"), "{log}");
+    let (http, grpc) = (["endpoint=request_job", "transport=http"], ["endpoint=request_job", "transport=grpc"]);
+    assert_eq!((calls(before, &http), calls(before, &grpc)), (1, 0), "only the first request uses HTTP:\n{log}");
+    assert_eq!(calls(after, &http), 0, "{log}");
+    assert!(calls(after, &[&grpc[..], &["status=201"]].concat()) > 0, "no job arrived over gRPC:\n{log}");
+    assert!(calls(after, &["endpoint=update_job", "transport=http"]) > 0, "{log}");
 }
