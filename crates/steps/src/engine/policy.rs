@@ -208,7 +208,12 @@ impl<J: Job> Engine<J> {
             Call::Run(list) => Box::pin(user_steps.run(&step.name, list, step.policy.by_operator, nodes)).await,
             Call::StepFile(file) => Box::pin(user_steps.run_file("", file, nodes)).await,
             Call::Replaced(builtin, replacement) => {
-                let offer = builtin.offer(&self.job).unwrap_or_default();
+                let offer = builtin.offer(&self.job).ok_or_else(|| {
+                    let name = &replacement.builtin;
+                    Failure::Configuration(format!(
+                        "`builtin://{name}` cannot be replaced; remove it from [[runners.steps.replace]]"
+                    ))
+                })?;
                 if step.is_by_author() {
                     replaced_steps::set_environment_of_script(&mut user_steps, &*self.job);
                 }
