@@ -1,7 +1,9 @@
 //! `builtin://script_legacy`, with requests as gitlab-runner sends them.
 
-use muster_agent_api::result::JobResult;
+use muster_agent_api::plan::{Call, When};
+use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable};
+use muster_job::{PolicyRule, StepPolicy};
 use serde_json::{Value, json};
 
 use crate::harness::*;
@@ -145,4 +147,22 @@ async fn empty_script_and_whole_job_are_refused_with_a_remedy() {
                     set the variable FF_CONCRETE to false";
     assert!(result.message.contains(expected), "{}", result.message);
     assert!(!log.contains("never"), "{log}");
+}
+
+#[tokio::test]
+async fn step_policy_sees_a_script() {
+    let mut agent = Agent::start().await;
+    let list = user_script(&["echo from the script"], json!({}));
+    let mut plan = agent.plan(vec![step("step_run", When::OnSuccess, Call::Run(list))]);
+    let policy =
+        StepPolicy { file: "/etc/policy.toml".to_owned(), denied_by_default: Some(2), ..StepPolicy::default() };
+    plan.step_policy = Some(policy.clone());
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
+    assert!(log.contains("does not allow `script`") && !log.contains("from the script"), "{log}");
+    let rule = PolicyRule { pattern: "script".to_owned(), is_allowed: true, ..PolicyRule::default() };
+    plan.step_policy = Some(StepPolicy { rules: vec![rule], ..policy });
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nfrom the script\n"), "{log}");
 }
