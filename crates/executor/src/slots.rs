@@ -70,9 +70,11 @@ impl Slots {
     /// one before it only in the same slot.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
-        let ended = async { while self.has_lower_ending(key) && free.changed().await.is_ok() {} };
-        // After the timeout, the job gets another slot.
-        let _ = tokio::time::timeout(REUSE_TIMEOUT, ended).await;
+        if let Some(project_slot) = self.lowest_ending(key) {
+            let released = async { while self.is_ending(key, project_slot) && free.changed().await.is_ok() {} };
+            // After the timeout, the job gets another slot.
+            let _ = tokio::time::timeout(REUSE_TIMEOUT, released).await;
+        }
         loop {
             if let Some(held_slot) = self.take(key) {
                 return held_slot;
@@ -84,11 +86,18 @@ impl Slots {
         }
     }
 
-    /// Returns whether a slot of the project below its lowest free one belongs to a job that has ended.
-    fn has_lower_ending(&self, key: &SlotKey) -> bool {
+    /// Returns the lowest slot of the project whose job has ended. `None` means that there is none, or that a lower slot is free.
+    fn lowest_ending(&self, key: &SlotKey) -> Option<u32> {
         let in_use = self.in_use.lock();
         let lowest_free = lowest_free_of_project(&in_use, key);
-        in_use.iter().any(|used| used.is_ending && used.slot.key == *key && used.slot.project_slot < lowest_free)
+        let ending = in_use.iter().filter(|used| used.is_ending && used.slot.key == *key);
+        ending.map(|used| used.slot.project_slot).min().filter(|slot| *slot < lowest_free)
+    }
+
+    /// Returns whether the job in this slot of the project has ended, but has not released the slot.
+    fn is_ending(&self, key: &SlotKey, project_slot: u32) -> bool {
+        let in_use = self.in_use.lock();
+        in_use.iter().any(|used| used.is_ending && used.slot.key == *key && used.slot.project_slot == project_slot)
     }
 
     /// Takes the slot that a job had before. `None` means that another job has it.
@@ -175,6 +184,21 @@ mod tests {
         assert!(futures::poll!(&mut next).is_pending());
         drop(ended);
         assert_eq!(next.await.slot.project_slot, 0);
+    }
+
+    #[tokio::test]
+    async fn released_slot_ends_the_wait_of_all_jobs() {
+        let (slots, project) = (Slots::new(9), key(1));
+        let [ended, other] = [(), ()].map(|()| slots.take(&project).unwrap());
+        ended.announce_end();
+        let mut first = Box::pin(slots.wait_for_free(&project));
+        let mut second = Box::pin(slots.wait_for_free(&project));
+        assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
+        // Nobody waits for a slot whose job ends later.
+        other.announce_end();
+        drop(ended);
+        let (first, second) = (first.await, second.await);
+        assert_eq!([first.slot.project_slot, second.slot.project_slot], [0, 2]);
     }
 
     #[tokio::test(start_paused = true)]

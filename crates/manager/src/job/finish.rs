@@ -39,10 +39,6 @@ impl JobActor {
             }
         }
         self.uploader.set_ended();
-        // The coordinator may assign the next job of the pipeline as soon as it has the report.
-        if let Some(lease) = self.environment.lease() {
-            lease.announce_end();
-        }
         // A job that was canceled, but not by the coordinator, was ended by a manager: this one, or an earlier process that ended
         // before it could report.
         let interrupted = self.runner.cancel.is_cancelled() || !self.uploader.is_canceled();
@@ -56,6 +52,10 @@ impl JobActor {
         let update = self.record_result(result);
         if self.begin_suspend(result, &update)? {
             return Ok(Some(Next::State));
+        }
+        // The coordinator may assign the next job of the pipeline as soon as it has the report.
+        if let Some(lease) = self.environment.lease() {
+            lease.announce_end();
         }
         Ok(match self.report(&update).await {
             ReportOutcome::ResendTrace => {
