@@ -40,7 +40,7 @@ impl Trash {
 
     /// Deletes the content of the trash, or as much of it as can be deleted. Returns the freed space in bytes.
     ///
-    /// Calls `on_error` for each directory that could not be deleted, with the first path and its error.
+    /// Calls `on_error` once for each directory that could not be deleted completely, with the first path and its error.
     pub(super) fn empty(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) -> u64 {
         self.entries().iter().map(|entry| remove_as_much_as_possible(entry, on_error)).sum()
     }

@@ -136,7 +136,7 @@ pub(super) struct Follower {
     disk_full_job: Option<String>,
     /// Directory of the run.
     directory: PathBuf,
-    /// Number of queued events from before the last [`Follower::resync`]. They may report outdated states.
+    /// Number of queued events that arrived while the last [`Follower::resync`] read the state. They may report older states.
     stale_events: usize,
     pub(super) view: RunView,
 }
