@@ -31,7 +31,7 @@ impl ConfigArg {
         flags::non_empty(&self.config).unwrap_or_else(paths::default_config_file)
     }
 
-    /// Loads the file. A missing file is an empty configuration, and logs a warning.
+    /// Loads the file. If the file is missing, logs a warning and returns an empty configuration.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         if !path.exists() {
