@@ -45,8 +45,8 @@ fn c216_list_shows_excluded_jobs_only_with_all() {
     let output = project.ci(&["list", "--output", "json"]).code(0);
     let jobs: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     let job = |name: &str| jobs.as_array().unwrap().iter().find(|job| job["name"] == name).unwrap().clone();
-    assert_eq!(job("unit").get("needs"), None, "stage order");
-    assert_eq!(job("lint")["needs"], serde_json::json!([]), "no needs");
+    assert_eq!(job("unit").get("needs"), None, "a job in stage order must have no `needs`");
+    assert_eq!(job("lint")["needs"], serde_json::json!([]), "an empty `needs` must not be omitted");
     assert_eq!(job("lint")["allow_failure"], true);
     assert_eq!(job("lint")["allow_failure_exit_codes"], serde_json::json!([3]));
     assert_eq!(job("ship")["environment"], "prod");
@@ -57,9 +57,9 @@ fn c217_named_job_runs_alone_or_with_its_needs() {
     let project = Project::new(JOBS);
     assert_eq!(project.ci(&["run", "unit", "--output", "json"]).code(0).started(), ["unit"]);
     let with_needs = project.ci(&["run", "unit", "--needs", "--output", "json"]).code(0);
-    assert_eq!(with_needs.started(), ["compile", "unit"], "all earlier stages, as it has no `needs`");
+    assert_eq!(with_needs.started(), ["compile", "unit"], "the jobs of earlier stages must run, because `unit` has no `needs`");
     let ship = project.ci(&["run", "ship", "--needs", "--output", "json"]).code(0);
-    assert_eq!(ship.started(), ["compile", "unit", "ship"], "transitive");
+    assert_eq!(ship.started(), ["compile", "unit", "ship"], "the needs of `unit` must run before `unit` and `ship`");
 }
 
 #[test]
