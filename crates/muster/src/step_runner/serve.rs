@@ -157,8 +157,8 @@ impl JobCommand {
     }
 
     /// Starts the command at the first byte of the input, sends its process to `started`, and copies the input to the process.
-///
-/// Sends `None` if the input is empty.
+    ///
+    /// Sends `None` if the input is empty.
     fn run_with_input(&self, input: &mut impl Read, started: oneshot::Sender<io::Result<Option<Child>>>) {
         let mut first = [0];
         let mut child = match input.read(&mut first) {

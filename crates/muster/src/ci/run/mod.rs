@@ -153,7 +153,7 @@ struct ReadyPipeline {
     /// Names of the manual jobs to start.
     play: Vec<String>,
     server: HttpServer,
-    /// Engine for jobs in containers. `None` means that no job runs in a container.
+    /// Engine for jobs in containers. `None` means that all jobs run directly on this machine, or on external runners.
     containers: Option<Containers>,
 }
 

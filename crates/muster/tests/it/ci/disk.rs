@@ -32,7 +32,7 @@ fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
 #[test]
 fn full_disk_ends_the_run_with_a_remedy() {
     // The first sizes are too small for the databases of coordinator and manager. The last sizes suffice for the databases, but not for
-// the log.
+    // the log.
     std::thread::scope(|scope| {
         for size in ["20k", "60k", "100k", "200k", "300k", "400k", "700k", "1500k"] {
             scope.spawn(move || {

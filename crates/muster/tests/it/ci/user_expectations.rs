@@ -57,7 +57,11 @@ fn c217_named_job_runs_alone_or_with_its_needs() {
     let project = Project::new(JOBS);
     assert_eq!(project.ci(&["run", "unit", "--output", "json"]).code(0).started(), ["unit"]);
     let with_needs = project.ci(&["run", "unit", "--needs", "--output", "json"]).code(0);
-    assert_eq!(with_needs.started(), ["compile", "unit"], "the jobs of earlier stages must run, because `unit` has no `needs`");
+    assert_eq!(
+        with_needs.started(),
+        ["compile", "unit"],
+        "the jobs of earlier stages must run, because `unit` has no `needs`"
+    );
     let ship = project.ci(&["run", "ship", "--needs", "--output", "json"]).code(0);
     assert_eq!(ship.started(), ["compile", "unit", "ship"], "the needs of `unit` must run before `unit` and `ship`");
 }

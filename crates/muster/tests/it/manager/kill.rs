@@ -95,5 +95,9 @@ fn check(harness: &Harness, job: &muster_runner_api::test_support::Job) {
         let line = format!("line {number} {}\n", "0".repeat(number * 7 % 90 + 1));
         assert_eq!(text.matches(&line).count(), 1, "`{line}` in:\n{text}");
     }
-    assert_eq!(std::fs::read_to_string(harness.path("started")).unwrap(), "started\n", "the script must start exactly once");
+    assert_eq!(
+        std::fs::read_to_string(harness.path("started")).unwrap(),
+        "started\n",
+        "the script must start exactly once"
+    );
 }

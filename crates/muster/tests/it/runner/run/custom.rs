@@ -275,7 +275,11 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
             "all else to standard error",
         ],
     );
-    assert_eq!(driver.calls(), ["config"; 4], "the first job must call the program once, and the second job must try three times");
+    assert_eq!(
+        driver.calls(),
+        ["config"; 4],
+        "the first job must call the program once, and the second job must try three times"
+    );
     // Without output, the directories in `config.toml` apply.
     let job = driver.job(3, &["pwd"], output("true")).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());

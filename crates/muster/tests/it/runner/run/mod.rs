@@ -117,7 +117,12 @@ async fn next_job_of_a_project_gets_the_slot_of_the_job_before_it() {
         harness.release_job(id);
         harness.push(0, id);
         let job = harness.wait_for_end(0, id).await;
-        assert!(job.text().contains("ids 0 0\n"), "the job must get slot 0, which has the checkout of job {}: {}", id - 1, job.text());
+        assert!(
+            job.text().contains("ids 0 0\n"),
+            "the job must get slot 0, which has the checkout of job {}: {}",
+            id - 1,
+            job.text()
+        );
     }
 }
 

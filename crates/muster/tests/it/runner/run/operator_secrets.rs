@@ -115,7 +115,10 @@ async fn secret_of_an_operators_step_reaches_the_script_and_is_masked_everywhere
     assert_eq!(job.status, JobStatus::Failed, "{text}");
     assert_eq!(std::fs::read_to_string(copy).unwrap(), format!("{SECRET}{KEY}"), "the script must get the real values");
     assert!(text.contains("\ntoken [MASKED] at https://deploy.example.com\n"), "{text}");
-    assert!(text.contains("\nafter: [MASKED] at https://deploy.example.com\n"), "the job must not be able to replace DEPLOY_URL: {text}");
+    assert!(
+        text.contains("\nafter: [MASKED] at https://deploy.example.com\n"),
+        "the job must not be able to replace DEPLOY_URL: {text}"
+    );
     let report = serde_json::to_string(job.updates.last().unwrap()).unwrap();
     assert!(report.contains("\"operator_before_vault\"") && report.contains("/steps/vault\""), "{report}");
     for value in [SECRET, "line-one-of-the-key", "line-two-of-the-key", "lease-of-the-vault-4711"] {
