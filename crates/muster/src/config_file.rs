@@ -90,7 +90,9 @@ pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }
 
-/// Logs whether this process runs in system mode (as root) or user mode, because the default configuration file depends on the mode.
+/// Logs whether this process runs in system mode (as root) or user mode.
+///
+/// The default configuration file depends on the mode.
 pub(crate) fn log_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");

@@ -75,8 +75,9 @@ fn c218_manual_jobs_run_only_when_named() {
     assert_eq!(project.ci(&["run", "ship", "--output", "json"]).code(0).started(), ["ship"]);
 }
 
-/// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline. gitlab-ci-local's variable files are read
-/// as gitlab-ci-local reads them, and a note names them.
+/// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline.
+///
+/// gitlab-ci-local's variable files are read as gitlab-ci-local reads them, and a note names them.
 #[test]
 fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
     let project = Project::new("a: {script: ['echo \"[$V]\"']}\n");
@@ -89,8 +90,9 @@ fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
     project.ci(&["--var-file", "v.env", "--var", "V=flag"]).code(0).prints("[flag]");
 }
 
-/// Decision: untracked files that are not ignored are included, because users expect a run to test the files they see (gitlab-ci-local
-/// issues 271 and 1351).
+/// Decision: untracked files that are not ignored are included.
+///
+/// Users expect a run to test the files they see (gitlab-ci-local issues 271 and 1351).
 #[test]
 fn c220_dirty_and_untracked_files_are_seen() {
     let project = Project::new("a: {script: ['cat tracked untracked']}\n");
