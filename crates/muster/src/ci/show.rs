@@ -69,7 +69,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// Parses the number of a run. `last` is the last run. Returns `None` if the text is neither, or if there are no runs.
+/// Parses the number of a run, or `last`. Returns `None` for any other text, and for `last` if there are no runs.
 fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
     if text == "last" { project.run_numbers().last().copied() } else { text.parse().ok() }
 }

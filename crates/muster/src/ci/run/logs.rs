@@ -85,7 +85,7 @@ impl Logs {
             .or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
     }
 
-    /// Returns the new lines of a job's log. `None` at the end.
+    /// Returns the new lines of a job's log. `None` if the whole trace so far was read.
     async fn next_lines(&mut self, job: JobId) -> Result<Option<Vec<String>>, CoordinatorError> {
         let offset = self.entry(job).offset;
         let bytes = self.coordinator.read_trace(job, offset).await?;
