@@ -1,9 +1,10 @@
-//! HTTP proxy between runner and coordinator that injects faults.
+//! HTTP proxy between runner and coordinator that injects faults. It also forwards gRPC.
 //!
 //! A test provides a function that selects the fault of each API call, and that can act at this moment.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,17 +14,21 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+/// Path of job requests over gRPC.
+const GRPC_REQUEST: &str = "/gitlab.agent.job_router.rpc.JobRouter/GetJob";
+
 /// Kind of a call of the runner API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiCall {
-    /// `POST /jobs/request`.
+    /// `POST /jobs/request`, and the same call over gRPC.
     Request,
     /// `PATCH /jobs/:id/trace`.
     Trace,
@@ -41,7 +46,7 @@ impl ApiCall {
 
     fn from_request(method: &Method, path: &str) -> Option<Self> {
         Some(match *method {
-            Method::POST if path.ends_with("/jobs/request") => Self::Request,
+            Method::POST if path.ends_with("/jobs/request") || path == GRPC_REQUEST => Self::Request,
             Method::PATCH if path.ends_with("/trace") => Self::Trace,
             Method::PUT => Self::Update,
             Method::POST if path.ends_with("/artifacts") => Self::Upload,
@@ -104,6 +109,9 @@ pub type FaultSelector = Box<dyn FnMut(ApiCall) -> Option<Fault> + Send>;
 struct Shared {
     target: Mutex<String>,
     client: reqwest::Client,
+    /// Client for gRPC calls.
+    http2: reqwest::Client,
+    grpc_requests: AtomicUsize,
     select_fault: Mutex<FaultSelector>,
 }
 
@@ -128,10 +136,12 @@ impl Proxy {
     pub async fn start(target: &str) -> Self {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let client = || reqwest::Client::builder().no_proxy();
         let shared = Arc::new(Shared {
             target: Mutex::new(target.trim_end_matches('/').to_owned()),
-            client,
+            client: client().build().unwrap(),
+            http2: client().http2_prior_knowledge().build().unwrap(),
+            grpc_requests: AtomicUsize::new(0),
             select_fault: Mutex::new(Box::new(|_| None)),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
@@ -142,6 +152,11 @@ impl Proxy {
     pub fn select_faults(&self, select: FaultSelector) {
         *self.shared.select_fault.lock() = select;
     }
+
+    /// Returns the number of job requests over gRPC so far.
+    pub fn grpc_requests(&self) -> usize {
+        self.shared.grpc_requests.load(Ordering::SeqCst)
+    }
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
@@ -150,7 +165,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         tokio::spawn(async move {
             let service = service_fn(move |request| handle(Arc::clone(&shared), request));
             // An error means that a fault closed the connection.
-            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
@@ -163,6 +178,9 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(|_| connection_reset())?.to_bytes();
     let kind = ApiCall::from_request(&head.method, head.uri.path());
+    let is_grpc = head.version == hyper::Version::HTTP_2;
+    shared.grpc_requests.fetch_add(usize::from(is_grpc), Ordering::SeqCst);
+    let client = if is_grpc { &shared.http2 } else { &shared.client };
     let fault = kind.and_then(|kind| (shared.select_fault.lock())(kind));
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     let url = format!("{}{path}", shared.target.lock());
@@ -170,7 +188,7 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
         let mut headers = head.headers.clone();
         headers.remove(header::HOST);
         headers.remove(header::TRANSFER_ENCODING);
-        shared.client.request(head.method.clone(), &url).headers(headers).body(body).send()
+        client.request(head.method.clone(), &url).headers(headers).body(body).send()
     };
     let half = body.slice(..body.len() / 2);
     match fault {
@@ -212,7 +230,11 @@ async fn forward_response(
 ) -> Result<Response<Body>, std::io::Error> {
     let response = response.map_err(|_| connection_reset())?;
     let (status, mut headers): (_, HeaderMap) = (response.status(), response.headers().clone());
-    let body = response.bytes().await.map_err(|_| connection_reset())?;
+    let body = hyper::Response::<reqwest::Body>::from(response).into_body().collect().await;
+    let body = body.map_err(|_| connection_reset())?;
+    // A gRPC response ends with its status.
+    let trailers = body.trailers().cloned();
+    let body = body.to_bytes();
     headers.remove(header::TRANSFER_ENCODING);
     headers.remove(header::CONTENT_LENGTH);
     let body = match fault {
@@ -223,7 +245,13 @@ async fn forward_response(
             let chunks = stream::iter([Ok(Frame::data(half))]).chain(stream::once(async { Err(connection_reset()) }));
             BodyExt::boxed(StreamBody::new(chunks))
         }
-        _ => Full::new(body).map_err(|never| match never {}).boxed(),
+        _ => match trailers {
+            Some(trailers) => {
+                let frames = [Frame::data(body), Frame::trailers(trailers)].map(Ok);
+                BodyExt::boxed(StreamBody::new(stream::iter(frames)))
+            }
+            None => Full::new(body).map_err(|never| match never {}).boxed(),
+        },
     };
     let mut response = Response::new(body);
     *response.status_mut() = status;

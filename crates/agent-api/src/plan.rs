@@ -143,6 +143,9 @@ pub struct JobPlan {
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
+    /// Whether no other job and no other program uses the network of the agent, so that its traffic is the traffic of the job.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub has_own_network: bool,
     /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub record_calls: bool,

@@ -127,6 +127,10 @@ pub struct ResourceUsage {
     /// Bytes that the processes of the job wrote to storage, even if the kernel had not yet flushed them. `None` means that this was not
     /// measured.
     pub written_bytes: Option<u64>,
+    /// Bytes that the job received from the network. `None` means that the job shared its network, so that they cannot be counted.
+    pub received_bytes: Option<u64>,
+    /// Bytes that the job sent to the network. `None` means that the job shared its network, so that they cannot be counted.
+    pub sent_bytes: Option<u64>,
     /// Time for which a process in the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, any process of the machine counts.
     pub cpu_stalled_ms: Option<u64>,
     /// Time spent waiting for memory, in milliseconds.
@@ -144,6 +148,8 @@ impl ResourceUsage {
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
         sum(&mut self.read_bytes, other.read_bytes);
         sum(&mut self.written_bytes, other.written_bytes);
+        sum(&mut self.received_bytes, other.received_bytes);
+        sum(&mut self.sent_bytes, other.sent_bytes);
         self.counted_by_process |= other.counted_by_process;
         sum(&mut self.cpu_stalled_ms, other.cpu_stalled_ms);
         sum(&mut self.memory_stalled_ms, other.memory_stalled_ms);
@@ -164,7 +170,7 @@ fn sum(own: &mut Option<u64>, other: Option<u64>) {
     };
 }
 
-/// Resources that the processes of a step used. In each field, `None` means that no process was measured.
+/// Resources that the processes of a step used. In each field, `None` means that nothing was measured.
 ///
 /// Only processes that ended during the step are counted, together with those of their children for which they waited. The root of the
 /// result tree has [`ResourceUsage`] instead, with more fields.
@@ -183,6 +189,13 @@ pub struct StepUsage {
     /// Bytes written to storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
+    /// Bytes that the job received from the network during the step. `None` means that the job shared its network, or that other steps ran at
+    /// the same time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
+    /// Bytes that the job sent to the network during the step. `None` as for [`Self::received_bytes`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_bytes: Option<u64>,
 }
 
 impl StepUsage {
@@ -192,6 +205,8 @@ impl StepUsage {
         self.memory_bytes = self.memory_bytes.max(inner.memory_bytes);
         sum(&mut self.read_bytes, inner.read_bytes);
         sum(&mut self.written_bytes, inner.written_bytes);
+        sum(&mut self.received_bytes, inner.received_bytes);
+        sum(&mut self.sent_bytes, inner.sent_bytes);
     }
 }
 

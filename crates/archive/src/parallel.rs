@@ -36,7 +36,7 @@ const BATCH_DIRECTORIES: usize = 4;
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files whose names are compared with those of later entries.
 const MAX_RECENT: usize = 8192;
-/// Maximum total length of the paths of these files and of the directories above them, in bytes. When it is reached, the
+/// Maximum total length of the paths of the recent files and of the directories above these files, in bytes. When it is reached, the
 /// first thread waits until no file is in flight.
 ///
 /// The length is limited in addition to the number, because a deep path has thousands of directories above it.
@@ -119,7 +119,7 @@ struct Writing<'a, H> {
     batch_bytes: u64,
     /// Files that may be in flight.
     recent_files: HashSet<PathBuf>,
-    /// Directories above them.
+    /// Directories above the recent files.
     recent_directories: HashSet<PathBuf>,
     /// Length of the paths in both sets, in bytes.
     recent_bytes: usize,

@@ -71,7 +71,9 @@ impl<'a> Tree<'a> {
         self.settle(entry, self.added, written)
     }
 
-    /// Adds one entry except the content of a file. Returns the place of the file. `order` is the position of the entry in the archive.
+    /// Adds one entry except the content of a file. `order` is the position of the entry in the archive.
+    ///
+    /// Returns the place of the file. `None` means that the entry is not a file, or was skipped.
     pub(crate) fn place(&mut self, entry: &Entry, order: u64) -> Result<Option<FilePlace>, UnpackError> {
         self.added = order;
         if let Some(link) = self.link_above(&entry.path) {

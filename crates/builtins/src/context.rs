@@ -24,7 +24,7 @@ use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
-use muster_steps::process::{Command, ProcessEnd, Processes};
+use muster_steps::process::{Command, JobNetwork, ProcessEnd, Processes};
 use muster_steps::remote::StepSource;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -45,6 +45,9 @@ use crate::step_source::StepFetcher;
 use crate::trace::Trace;
 use crate::transfer::{MessageLevel, TransferContext};
 use crate::variables::Variables;
+
+/// Function that returns the bundled steps of a job.
+type BundledStepsOf = fn(&Arc<Context>) -> Arc<dyn BundledSteps>;
 
 /// Time between TERM and KILL, if the plan does not set it.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
@@ -76,14 +79,11 @@ fn limits(plan: UnpackLimits) -> Limits {
     }
 }
 
-/// Creates the port to the steps that lists of steps of a job may call.
-pub(crate) type CreateBundledSteps = fn(&Arc<Context>) -> Arc<dyn BundledSteps>;
-
 /// State that the built-in steps of one job share.
 pub struct Context {
     /// Directory of the checkout.
     pub project_dir: PathBuf,
-    /// `<project_dir>.tmp`, for file variables and other temporary files.
+    /// Directory for file variables and other temporary files. Defaults to `<project_dir>.tmp`; a step file has a separate directory.
     pub temp_dir: PathBuf,
     /// Variables of the job.
     pub variables: Variables,
@@ -99,6 +99,8 @@ pub struct Context {
     plan: JobPlan,
     /// All processes of the job.
     pub processes: Processes,
+    /// Network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    pub(crate) network: Option<JobNetwork>,
     /// Trace of the job.
     pub trace: Arc<Trace>,
     /// Resources that the jobs of the agent share.
@@ -117,14 +119,14 @@ pub struct Context {
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
     pub debugger: Option<Arc<engine::Debugger>>,
-    /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` determines whether they are written to a file.
+    /// Callback that gets the results of the job's step files. `None` writes them to a file if `CI_STEPS_DEBUG` is set, or else drops them.
     pub on_results: Option<engine::OnResults>,
     /// What the steps of the plan declare. Lists of steps may use it.
     pub declared: Declared,
     /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
     pub(crate) called_services: AtomicU32,
     /// Port to the steps that lists of steps may call. Set when the job starts.
-    pub(crate) bundled_steps: OnceLock<CreateBundledSteps>,
+    pub(crate) bundled_steps: OnceLock<BundledStepsOf>,
     /// Files that steps of the operator add to the archives of the job's artifacts.
     pub(crate) added_artifacts: Mutex<Vec<String>>,
     on_user_code: OnUserCode,
@@ -169,6 +171,7 @@ impl Context {
             coordinator: plan.coordinator.clone(),
             plan: JobPlan { header: Vec::new(), notices: Vec::new(), warnings: Vec::new(), ..plan.clone() },
             processes,
+            network: if plan.has_own_network { JobNetwork::at_start() } else { None },
             trace,
             shared,
             services: Mutex::default(),
@@ -261,8 +264,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // The steps of a job in a container run with a bare plan. Other bare plans run steps without a job. Converting their exit
-                // codes has no effect, because no job reports them.
+                // In a container, the exit code of a failed command must be marked as such, and steps in a container always have a bare
+                // plan. Other bare plans are step files without a job. Marking their exit codes is harmless, because no job reports them.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
@@ -341,6 +344,10 @@ impl engine::Job for Context {
         self.bundled_steps.get().map(|bundled_steps| bundled_steps(self))
     }
 
+    fn network(&self) -> Option<&JobNetwork> {
+        self.network.as_ref()
+    }
+
     fn sources_time(&self) -> Duration {
         *self.mirror_time.lock()
     }
@@ -364,6 +371,7 @@ impl engine::Job for Context {
             sources_time_ms: milliseconds(self.sources_time()),
             require_start_approval: false,
             share: None,
+            has_own_network: target.has_own_network(),
             // The debugger is attached to this agent, not to the second one.
             development: Development { debug: None, ..self.plan.development.clone() },
             ..self.plan.clone()

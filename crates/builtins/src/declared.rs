@@ -1,5 +1,7 @@
 //! What a job has declared, and what its lists of steps may therefore use.
 
+use std::collections::BTreeSet;
+
 use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, CacheEntry, CacheRestore, CacheSave, Checkout};
 use muster_agent_api::plan::{Call, JobPlan, Step};
 
@@ -37,11 +39,8 @@ impl Declared {
                 self.restore.extend(caches);
             } else if let Some(CacheSave { caches }) = step.call.inputs() {
                 // A cache with `when: always` is in the step for success and in the step for failure.
-                for cache in caches {
-                    if self.save.iter().all(|known| known.key != cache.key) {
-                        self.save.push(cache);
-                    }
-                }
+                let mut known: BTreeSet<String> = self.save.iter().map(|cache| cache.key.clone()).collect();
+                self.save.extend(caches.into_iter().filter(|cache| known.insert(cache.key.clone())));
             } else if let Some(ArtifactsDownload { from }) = step.call.inputs() {
                 self.downloads.extend(from);
             }

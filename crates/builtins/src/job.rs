@@ -40,7 +40,7 @@ pub struct JobOutcome {
     pub message: String,
     /// Results of all steps.
     pub tree: StepNode,
-    /// Resource usage of the job. `None` means that no process ran.
+    /// Resource usage of the job. `None` means that it is unknown, because the agent could not execute the job or was killed.
     pub used: Option<ResourceUsage>,
 }
 
@@ -64,7 +64,7 @@ pub async fn run(
     };
     service::terminate(&context).await;
     context.processes.finish(context.grace).await;
-    let mut used = share::usage(&context.processes, start.elapsed());
+    let mut used = share::usage(&context.processes, context.network.as_ref(), start.elapsed());
     context.delegated_usage.lock().iter().for_each(|usage| used.add_delegated(usage));
     if let Some(resources) = resources {
         resources.end(&context, &mut used).await;
@@ -138,7 +138,7 @@ fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Res
     })
 }
 
-/// Creates the project directory of a job that has no checkout step.
+/// Creates the project directory for a bare plan: a step file, or the steps of a job in a container.
 async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
@@ -150,8 +150,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process runs as root.
 ///
-/// Before a later job runs as another user, the owner of all files is changed to that user, but only if the directory itself does not
-/// belong to that user yet. Files that root may write are therefore found only if the directory belongs to root.
+/// When a later job runs as another user, all files are given to that user, unless the directory already belongs to that user. The
+/// directory must therefore belong to root. Otherwise, files that this job creates as root would keep their owner.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

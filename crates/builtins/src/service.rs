@@ -91,7 +91,7 @@ impl Start for HostService {
                 Err(error) => Failure::from(error).to_string(),
             };
             processes.finish(grace).await;
-            owner.delegated_usage.lock().push(share::usage(&processes, start.elapsed()));
+            owner.delegated_usage.lock().push(share::usage(&processes, None, start.elapsed()));
             report_end.send_replace(Some(end));
         });
         let title = self.title.clone();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_agent_api::builtin::ResourceShare;
 use muster_agent_api::result::ResourceUsage;
 use muster_job::milliseconds;
-use muster_steps::process::{PressureStall, Processes};
+use muster_steps::process::{JobNetwork, PressureStall, Processes};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
@@ -96,9 +96,11 @@ impl JobResources {
     }
 }
 
-/// Returns the resource usage of a job that took `wall`. All its processes must have ended.
-pub(crate) fn usage(processes: &Processes, wall: Duration) -> ResourceUsage {
+/// Returns the resource usage of a job that took `wall`. All its processes must have ended. `network` is `None` if the traffic cannot be
+/// counted.
+pub(crate) fn usage(processes: &Processes, network: Option<&JobNetwork>, wall: Duration) -> ResourceUsage {
     let counters = processes.usage_counters();
+    let traffic = network.map(JobNetwork::traffic);
     ResourceUsage {
         wall_ms: milliseconds(wall),
         cpu_ms: counters.cpu.map(milliseconds),
@@ -106,6 +108,8 @@ pub(crate) fn usage(processes: &Processes, wall: Duration) -> ResourceUsage {
         counted_by_process: counters.by_processes,
         read_bytes: counters.read_bytes,
         written_bytes: counters.written_bytes,
+        received_bytes: traffic.map(|traffic| traffic.received_bytes),
+        sent_bytes: traffic.map(|traffic| traffic.sent_bytes),
         ..ResourceUsage::default()
     }
 }

@@ -124,7 +124,8 @@ fn sign_with_key(url: &mut Url, key: &hmac::Key, resource: &str, permissions: &s
     let expiry = OffsetDateTime::from(SystemTime::now() + expires_in);
     // A time after the year 9999 cannot be formatted. No job lasts that long.
     let expiry = expiry.replace_nanosecond(0).unwrap_or(expiry).format(&Rfc3339).unwrap_or_default();
-    // The empty fields are: the stored policy, addresses, protocols; the snapshot, the encryption scope, and five response headers.
+    // The empty fields are: the start time; the stored policy, addresses, protocols; the snapshot, the encryption scope, and five response
+    // headers.
     let fields = [permissions, "", &expiry, resource, "", "", "", VERSION, "b", "", "", "", "", "", "", ""].join("\n");
     let signature = STANDARD.encode(hmac::sign(key, fields.as_bytes()));
     url.query_pairs_mut()

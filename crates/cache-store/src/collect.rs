@@ -25,7 +25,7 @@ const REFERENCE: &str = "/reference.json";
 pub struct CollectOptions {
     /// Current time.
     pub now: SystemTime,
-    /// Grace period. It must be longer than the longest job.
+    /// Time after which an unused object is marked, and then the same time again until it is deleted. It must be longer than the longest job.
     pub grace: Duration,
     /// Time after the last save at which a cache is deleted. `None` means never.
     pub max_age: Option<Duration>,

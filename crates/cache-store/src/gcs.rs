@@ -48,8 +48,8 @@ impl Gcs {
             .with_bucket_name(&settings.bucket)
             .with_base_url(url.trim_end_matches('/'));
         // Without a credential, some requests would ask the metadata service of the machine for one.
-        let nobody = Arc::new(StaticCredentialProvider::new(GcpCredential { bearer: String::new() }));
-        let anonymous = || builder.clone().with_skip_signature(true).with_credentials(nobody);
+        let no_credential = Arc::new(StaticCredentialProvider::new(GcpCredential { bearer: String::new() }));
+        let anonymous = || builder.clone().with_skip_signature(true).with_credentials(no_credential);
         let emulator = emulator.map(|_| anonymous().build()).transpose()?;
         let builder = match &settings.credentials {
             GcsCredentials::Default => match variable(CREDENTIALS) {

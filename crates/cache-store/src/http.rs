@@ -35,7 +35,8 @@ pub(crate) struct Transport {
 
 impl Transport {
     pub(crate) fn new() -> Result<Self, CacheStoreError> {
-        let client = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(REQUEST_TIMEOUT);
+        let client =
+            || reqwest::Client::builder().http1_only().connect_timeout(CONNECT_TIMEOUT).timeout(REQUEST_TIMEOUT);
         Ok(Self {
             proxied: client().build().map_err(CacheStoreError::Client)?,
             direct: client().no_proxy().build().map_err(CacheStoreError::Client)?,

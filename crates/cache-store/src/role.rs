@@ -26,6 +26,7 @@ pub(crate) struct AssumedRole {
     role: String,
     server: http::Uri,
     region: String,
+    /// Credentials with which the role is assumed.
     own: AwsCredentialProvider,
     http: Transport,
     /// Current credentials and when they were obtained. The lock is held during a request, so that concurrent jobs make one request.

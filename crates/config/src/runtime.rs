@@ -7,18 +7,16 @@ use std::time::Duration;
 use super::problem::{Problem, shown_name};
 use super::tree::Table;
 
-/// Check C026: `register` flags that GitLab ignores for an authentication token, because they are set when the runner is created in GitLab.
+/// Check C026: flags of `register` that cannot be used with an authentication token, because the server has these settings.
 #[must_use]
 pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     if !token.starts_with("glrt-") || flags.is_empty() {
         return None;
     }
     let names = flags.join(", ");
-    let (is, it) = if flags.len() == 1 { ("is", "it") } else { ("are", "them") };
-    Some(
-        Problem::new("C026", format!("{names} {is} set on the server for authentication tokens"))
-            .help(format!("remove {it}")),
-    )
+    let (settings, them) = if flags.len() == 1 { ("this setting", "it") } else { ("these settings", "them") };
+    let message = format!("{names} cannot be used with an authentication token, because the server has {settings}");
+    Some(Problem::new("C026", message).help(format!("remove {them}")))
 }
 
 /// Check C027: the system ID beside the file was created on another machine, whose manager may use it, too.
@@ -65,8 +63,11 @@ pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -
     if permitted.contains(&policy) {
         return None;
     }
-    let reason =
-        if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
+    let reason = if allowed.is_empty() {
+        "allowed_pull_policies is not set, so only those of the runner's pull_policy are"
+    } else {
+        "allowed_pull_policies does not list it"
+    };
     let message =
         format!("pull policy `{}` is not allowed: {reason}; allowed: `{}`", shown_name(policy), permitted.join("`, `"));
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn c026_registration_flags_with_authentication_token_are_reported() {
         let output = registration_flags("glrt-secret", &["--locked"]).unwrap();
-        assert!(output.to_string().contains("--locked is set on the server") && !output.to_string().contains("secret"));
+        assert!(output.to_string().contains("--locked cannot be used") && !output.to_string().contains("secret"));
         assert!(registration_flags("glrt-secret", &[]).is_none());
         assert!(registration_flags("GR1348941x", &["--locked"]).is_none());
     }
@@ -173,12 +174,9 @@ mod tests {
 
     #[test]
     fn c053_pull_policy_that_is_not_allowed_is_reported() {
-        assert!(
-            pull_policy("never", &[], &["always"])
-                .unwrap()
-                .message
-                .contains("allowed_pull_policies is empty; allowed: `always`")
-        );
+        assert!(pull_policy("never", &[], &["always"]).unwrap().message.contains(
+            "allowed_pull_policies is not set, so only those of the runner's pull_policy are; allowed: `always`"
+        ));
         assert!(pull_policy("never", &["always"], &["never"]).is_some());
         assert!(pull_policy("always", &[], &["always"]).is_none());
         assert!(pull_policy("never", &["never", "always"], &["always"]).is_none());

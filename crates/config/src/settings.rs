@@ -369,7 +369,7 @@ pub struct RunnerSettings {
     /// `[runners.custom]`. `None` if the file has no such table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom: Option<Box<CustomSettings>>,
-    /// `[runners.autoscaler]`. It is not stored with a job, because it has secrets and can change during the job.
+    /// `[runners.autoscaler]`, or converted `[runners.machine]`. Not stored with a job, because it has secrets and can change during the job.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
     /// `[runners.ssh]`. It is not stored with a job, because it has secrets and can change during the job.

@@ -103,7 +103,8 @@ impl ArtifactExpiry {
                     let current = state.artifact(row.job, &row.kind);
                     current.is_none_or(|current| current.expires_at.is_some_and(|at| at <= now) && !current.deleted)
                 };
-                // If no artifact had expired, `next` may have passed since the query. The next query is then not delayed.
+                // If the query found artifacts, some of them may remain, so the next query is delayed. Otherwise it is due at `next`, which
+                // may have passed since this query.
                 let delay = if expired.is_empty() { Duration::ZERO } else { RETRY_DELAY };
                 let expired: Vec<_> = expired.into_iter().filter(is_expired).collect();
                 if !expired.is_empty() {

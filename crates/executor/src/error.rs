@@ -27,7 +27,7 @@ pub enum ExecutorError {
         /// User ID of that process.
         user: u32,
     },
-    /// The agent's process did not become ready.
+    /// The agent's process did not become ready, or no socket is free for it.
     #[error("failed to start the agent: {message}; see its log {}", log.display())]
     Start {
         /// Reason, with the end of the agent's log if it printed anything.

@@ -2,18 +2,29 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::port::{Guard, Slot, SlotKey};
 
-/// Slots of one environment. Clones share the same slots.
+/// Maximum time that a job waits for a lower slot whose job has ended. It covers the calls between the report of a job and its release.
+const REUSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Slots of one executor. Clones share the same slots.
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
-    in_use: Arc<Mutex<Vec<Slot>>>,
+    in_use: Arc<Mutex<Vec<SlotInUse>>>,
     free: watch::Sender<usize>,
+}
+
+#[derive(Debug)]
+struct SlotInUse {
+    slot: Slot,
+    /// Whether the job has ended, so that the slot will be free soon.
+    is_ending: bool,
 }
 
 /// Guard of a slot in use. Dropping it frees the slot.
@@ -44,19 +55,26 @@ impl Slots {
         if in_use.len() >= self.total {
             return None;
         }
-        let of_runner = in_use.iter().filter(|slot| slot.key.runner == key.runner);
-        let of_project = in_use.iter().filter(|slot| slot.key == *key);
-        let (id, project_slot) =
-            (lowest_free(of_runner.map(|slot| slot.id)), lowest_free(of_project.map(|slot| slot.project_slot)));
+        let of_runner = in_use.iter().map(|used| &used.slot).filter(|slot| slot.key.runner == key.runner);
+        let (id, project_slot) = (lowest_free(of_runner.map(|slot| slot.id)), lowest_free_of_project(&in_use, key));
         let slot = Slot { id, project_slot, key: key.clone() };
-        in_use.push(slot.clone());
+        in_use.push(SlotInUse { slot: slot.clone(), is_ending: false });
         self.free.send_replace(self.total - in_use.len());
         Some(HeldSlot { slots: self.clone(), slot })
     }
 
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
+    ///
+    /// First waits for a moment if a lower slot of the project belongs to a job that has ended. The coordinator learns about the end of a job
+    /// before the slot is free, and may assign the next job of the pipeline at once. That job finds the checkout and the cache volumes of the
+    /// one before it only in the same slot.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
+        if let Some(project_slot) = self.lowest_ending(key) {
+            let released = async { while self.is_ending(key, project_slot) && free.changed().await.is_ok() {} };
+            // After the timeout, the job gets another slot.
+            let _ = tokio::time::timeout(REUSE_TIMEOUT, released).await;
+        }
         loop {
             if let Some(held_slot) = self.take(key) {
                 return held_slot;
@@ -68,6 +86,20 @@ impl Slots {
         }
     }
 
+    /// Returns the lowest slot of the project whose job has ended. `None` means that there is none, or that a lower slot is free.
+    fn lowest_ending(&self, key: &SlotKey) -> Option<u32> {
+        let in_use = self.in_use.lock();
+        let lowest_free = lowest_free_of_project(&in_use, key);
+        let ending = in_use.iter().filter(|used| used.is_ending && used.slot.key == *key);
+        ending.map(|used| used.slot.project_slot).min().filter(|slot| *slot < lowest_free)
+    }
+
+    /// Returns whether the job in this slot of the project has ended, but has not released the slot.
+    fn is_ending(&self, key: &SlotKey, project_slot: u32) -> bool {
+        let in_use = self.in_use.lock();
+        in_use.iter().any(|used| used.is_ending && used.slot.key == *key && used.slot.project_slot == project_slot)
+    }
+
     /// Takes the slot that a job had before. `None` means that another job has it.
     ///
     /// The job is already running, so the slot is taken even if the configuration has lowered the capacity and more than `total` slots
@@ -77,16 +109,23 @@ impl Slots {
         let mut in_use = self.in_use.lock();
         let same_id = |other: &Slot| other.key.runner == slot.key.runner && other.id == slot.id;
         let same_project_slot = |other: &Slot| other.key == slot.key && other.project_slot == slot.project_slot;
-        if in_use.iter().any(|other| same_id(other) || same_project_slot(other)) {
+        if in_use.iter().map(|used| &used.slot).any(|other| same_id(other) || same_project_slot(other)) {
             return None;
         }
-        in_use.push(slot.clone());
+        in_use.push(SlotInUse { slot: slot.clone(), is_ending: false });
         self.free.send_replace(self.total.saturating_sub(in_use.len()));
         Some(HeldSlot { slots: self.clone(), slot: slot.clone() })
     }
 }
 
 impl Guard for HeldSlot {
+    fn announce_end(&self) {
+        let mut in_use = self.slots.in_use.lock();
+        if let Some(used) = in_use.iter_mut().find(|used| used.slot == self.slot) {
+            used.is_ending = true;
+        }
+    }
+
     fn release(self: Box<Self>) {
         // Dropping the guard frees the slot.
     }
@@ -95,11 +134,16 @@ impl Guard for HeldSlot {
 impl Drop for HeldSlot {
     fn drop(&mut self) {
         let mut in_use = self.slots.in_use.lock();
-        if let Some(index) = in_use.iter().position(|slot| *slot == self.slot) {
+        if let Some(index) = in_use.iter().position(|used| used.slot == self.slot) {
             in_use.swap_remove(index);
         }
         self.slots.free.send_replace(self.slots.total.saturating_sub(in_use.len()));
     }
+}
+
+/// Returns the lowest number that no concurrent job of the project has.
+fn lowest_free_of_project(in_use: &[SlotInUse], key: &SlotKey) -> u32 {
+    lowest_free(in_use.iter().map(|used| &used.slot).filter(|slot| slot.key == *key).map(|slot| slot.project_slot))
 }
 
 /// Returns the lowest number that is not in use.
@@ -124,11 +168,51 @@ mod tests {
         let third = slots.take(&key(1)).unwrap();
         let numbers = [&first, &second, &third].map(|held| (held.slot.id, held.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (1, 0), (2, 1)]);
-        assert!(slots.take(&key(1)).is_none(), "no more than the total");
+        assert!(slots.take(&key(1)).is_none(), "more slots than the total were taken");
         drop(first);
         assert_eq!(*slots.free().borrow(), 1);
         let reused = slots.take(&key(1)).unwrap();
         assert_eq!((reused.slot.id, reused.slot.project_slot), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn next_job_of_a_project_gets_the_slot_of_a_job_that_has_ended() {
+        let (slots, project) = (Slots::new(3), key(1));
+        let ended = slots.take(&project).unwrap();
+        ended.announce_end();
+        let mut next = std::pin::pin!(slots.wait_for_free(&project));
+        assert!(futures::poll!(&mut next).is_pending());
+        drop(ended);
+        assert_eq!(next.await.slot.project_slot, 0);
+    }
+
+    #[tokio::test]
+    async fn released_slot_ends_the_wait_of_all_jobs() {
+        let (slots, project) = (Slots::new(9), key(1));
+        let [ended, other] = [(), ()].map(|()| slots.take(&project).unwrap());
+        ended.announce_end();
+        let mut first = Box::pin(slots.wait_for_free(&project));
+        let mut second = Box::pin(slots.wait_for_free(&project));
+        assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
+        // Nobody waits for a slot whose job ends later.
+        other.announce_end();
+        drop(ended);
+        let (first, second) = (first.await, second.await);
+        assert_eq!([first.slot.project_slot, second.slot.project_slot], [0, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn job_waits_only_for_a_lower_slot_of_its_project_and_only_for_a_moment() {
+        let (slots, project) = (Slots::new(9), key(1));
+        let [lower, ended] = [(), ()].map(|()| slots.take(&project).unwrap());
+        ended.announce_end();
+        let begin = tokio::time::Instant::now();
+        assert_eq!(slots.wait_for_free(&key(2)).await.slot.project_slot, 0, "another project");
+        drop(lower);
+        let lower = slots.wait_for_free(&project).await;
+        assert_eq!((lower.slot.project_slot, begin.elapsed()), (0, Duration::ZERO), "a lower slot is free");
+        let next = slots.wait_for_free(&project).await;
+        assert_eq!((next.slot.project_slot, begin.elapsed().as_secs()), (2, REUSE_TIMEOUT.as_secs()));
     }
 
     #[test]
@@ -146,7 +230,7 @@ mod tests {
         let slot = Slot { id: 4, project_slot: 2, key: key(1) };
         let held = slots.reacquire(&slot).unwrap();
         assert!(slots.reacquire(&slot).is_none());
-        assert!(slots.take(&key(9)).is_none(), "a reacquired slot counts");
+        assert!(slots.take(&key(9)).is_none(), "a reacquired slot was not counted");
         drop(held);
         assert_eq!(*slots.free().borrow(), 1);
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 /// The permissions of the new file are `mode`. A symbolic link is replaced, not followed.
 ///
 /// # Errors
-/// The error of the system. An existing file is not changed then.
+/// The error of the system. An existing file is not changed then, unless only the sync of the directory after the replacement failed.
 pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;

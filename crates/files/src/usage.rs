@@ -15,7 +15,8 @@ use rustix::process::geteuid;
 
 /// Maximum number of levels below the top directory to enter. Each level keeps a file descriptor open.
 const MAX_LEVELS: usize = 128;
-/// Minimum number of bytes that a file or directory counts. Otherwise, any number of empty files would be free, and would have to be read.
+/// Minimum number of bytes for which a file or directory counts. Otherwise, empty files would never reach the limit, and the scan would not
+/// end early.
 const MIN_ENTRY_BYTES: u64 = 512;
 /// Maximum number of files with several names to remember. Further ones count once for each name.
 const MAX_LINKED_FILES: usize = 1_000_000;
@@ -25,7 +26,7 @@ const MAX_LINKED_FILES: usize = 1_000_000;
 pub struct DiskUsage {
     /// Space in bytes that the file system has allocated, at least 512 for each file and directory. A file with several names counts once.
     pub bytes: u64,
-    /// First directory whose content could not be measured. `None` means that every directory was measured.
+    /// First directory whose content could not be measured, if possible one with [`Unmeasured::is_own`]. `None` means that no directory failed.
     pub unmeasured: Option<Unmeasured>,
     /// Device and number of the files with several names.
     linked: HashSet<(u64, u64)>,
@@ -39,15 +40,15 @@ pub struct Unmeasured {
     pub path: PathBuf,
     /// Reason why it could not be read.
     pub problem: io::Error,
-    /// Whether the directory belongs to the user of this process.
+    /// Whether the directory belongs to the user of this process, is the top directory, or is too deep to enter.
     pub is_own: bool,
 }
 
 impl DiskUsage {
     /// Adds a directory with everything in it. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks.
     ///
-    /// Symbolic links are not followed, and other file systems that are mounted in the directory are not entered. Subvolumes of btrfs count. A directory that does not
-    /// exist has no content.
+    /// Symbolic links are not followed, and other file systems that are mounted in the directory are not entered. Subvolumes of btrfs count.
+    /// A directory that does not exist has no content.
     pub fn add(&mut self, path: &Path, limit: u64, is_stopped: &dyn Fn() -> bool) {
         let top = open_directory(CWD, path).and_then(|directory| Ok((fstat(&directory)?, Dir::new(directory)?)));
         let (device, top) = match top {
@@ -151,7 +152,7 @@ impl Level {
 
 /// Returns whether an entry on another device belongs to the same file system, and not to one that is mounted there.
 ///
-/// Each subvolume of btrfs has a device, and so have the lower layers of an overlay.
+/// Each subvolume of btrfs, and each lower layer of an overlay, has its own device number.
 fn is_in_same_mount(directory: BorrowedFd<'_>, name: &CStr) -> bool {
     let found = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty());
     found.is_ok_and(|found| {

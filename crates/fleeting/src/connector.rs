@@ -18,7 +18,7 @@ pub struct DialOptions {
 /// Reason why an instance has no address to connect to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The plugin returned only an external address.
+    /// The plugin returned only an external address, and the settings do not select it.
     #[error(
         "the instance has only an external address; set use_external_addr = true in connector_config, or give the instance an \
          internal address"
@@ -51,7 +51,9 @@ pub fn target(instance: &InstanceId, info: ConnectInfo, options: DialOptions) ->
     })
 }
 
-/// Returns the external address if `use_external` is set and it exists, otherwise the internal address.
+/// Returns the address to connect to.
+///
+/// This is the external address if `use_external` is set and the plugin returned one, otherwise the internal address.
 ///
 /// # Errors
 /// [`AddressError`].

@@ -1,7 +1,7 @@
 //! Types of Muster's protocol extension.
 //! It covers prices, stock, interruption notices, resource usage, host keys and job hooks.
 //!
-//! The extension is an optional gRPC service. Plugins without it work, too.
+//! The extension is an optional gRPC service.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub struct Offer {
     /// Whether the provider may take the machine back.
     pub interruptible: bool,
     /// Number of further machines that are available now.
-    /// `None` means unknown. 0 is not a stockout: the group may have all of them.
+    /// `None` means unknown. 0 is not a stockout: this group may already have all machines of the offer.
     pub available: Option<u32>,
     /// Price of the machine. `None` means unknown.
     pub price: Option<Price>,

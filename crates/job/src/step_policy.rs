@@ -37,8 +37,8 @@ pub struct PolicyRule {
 
 /// Limits of the processes that run code of a job's author. The default has no limits.
 ///
-/// The kernel enforces all limits except the limit of disk space, for which the agent measures the usage. A job does not start on a machine whose kernel cannot
-/// enforce them.
+/// The kernel enforces all limits except the limit of disk space, for which the agent measures the usage. A job does not start on a
+/// machine whose kernel cannot enforce its limits.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepLimits {

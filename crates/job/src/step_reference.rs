@@ -70,7 +70,9 @@ impl StepReference {
             return Some(Self::Local { path: text.to_owned() });
         }
         if let Some(name) = text.strip_prefix("builtin://").or_else(|| text.strip_prefix("dist://")) {
-            return Some(if name == "script" { Self::Script } else { Self::Builtin { name: name.to_owned() } });
+            // `script_legacy` is the form in which gitlab-runner sends a script.
+            let is_script = matches!(name, "script" | "script_legacy");
+            return Some(if is_script { Self::Script } else { Self::Builtin { name: name.to_owned() } });
         }
         if let Some((url, revision)) = text.rsplit_once('@').filter(|(_, revision)| !revision.contains([':', '/'])) {
             let (url, path) = url.split_once("/-/").unwrap_or((url, ""));
@@ -189,6 +191,7 @@ mod tests {
             ("registry.example.com:5000/echo:1@sha256:ab12", "oci:registry.example.com:5000/echo@sha256:ab12"),
             ("builtin://function/oci/build", "builtin:function/oci/build"),
             ("dist://script", "script"),
+            ("builtin://script_legacy", "script"),
         ] {
             assert_eq!(StepReference::parse(reference).unwrap().to_string(), text, "{reference}");
         }

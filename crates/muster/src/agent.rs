@@ -106,7 +106,9 @@ pub(crate) fn run(command: Command) -> ExitCode {
     }
 }
 
-/// Runs `muster agent connect`. The first line of the output reports whether an agent was reached. The rest is the agent's output.
+/// Runs `muster agent connect`.
+///
+/// The first line of the output reports whether an agent was reached. The rest is the agent's output.
 fn connect(args: ConnectArgs) -> ExitCode {
     crate::logging::init_service();
     crate::runtime::block_on_one_thread(async {

@@ -31,7 +31,7 @@ impl ConfigArg {
         flags::non_empty(&self.config).unwrap_or_else(paths::default_config_file)
     }
 
-    /// Loads the file. A missing file is an empty configuration, and logs a warning.
+    /// Loads the file. If the file is missing, logs a warning and returns an empty configuration.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         if !path.exists() {
@@ -90,7 +90,9 @@ pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }
 
-/// Logs whether this process runs in system mode (as root) or user mode, because the default configuration file depends on the mode.
+/// Logs whether this process runs in system mode (as root) or user mode.
+///
+/// The default configuration file depends on the mode.
 pub(crate) fn log_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");

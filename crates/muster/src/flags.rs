@@ -10,9 +10,9 @@ use muster_job::GoDuration;
 
 /// Rewrites the arguments from index `first` on, so that clap parses them as gitlab-runner does.
 ///
-/// `-name` becomes `--name` (a single dash never joins short flags), and `--n` becomes `-n`. The word `true` or `false` after a boolean
-/// flag is not its value: it is dropped with a warning. The word after a flag that takes a value is its value, even if it begins with a
-/// dash.
+/// `-name` becomes `--name` (in Go, `-abc` is one flag and not three), and `--n` becomes `-n`. The word `true` or `false` after a boolean
+/// flag is not the value of the flag: the word is dropped with a warning. The word after a flag that takes a value is always the value, even
+/// if the word begins with a dash.
 pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
     let mut rewritten: Vec<OsString> = arguments.iter().take(first).cloned().collect();
     let mut rest = arguments.iter().skip(first);

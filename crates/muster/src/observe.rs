@@ -46,7 +46,9 @@ pub(crate) struct TelemetryRuntime {
 }
 
 impl TelemetryRuntime {
-    /// Starts the metrics server if a listen address is set, and the exporter of spans if OpenTelemetry's variables configure one.
+    /// Starts the metrics server and the exporter of spans, if they are configured.
+    ///
+    /// The metrics server needs a listen address. OpenTelemetry's variables configure the exporter.
     ///
     /// # Errors
     /// Returns [`ObserveError`] if the address is invalid or cannot be used.

@@ -7,8 +7,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Files that a manager or an agent keeps open without jobs: about 16, doubled for safety.
 const BASE_FILES: u64 = 32;
-/// Maximum number of files that an agent opens for a job: its journal and log, pipes, process handles, files of an archive, and its
-/// connection. A manager opens fewer.
+/// Maximum number of files that an agent opens for a job. A manager opens fewer.
+///
+/// The files of an agent are its journal, its log, its connection, pipes, process handles, and files of an archive.
 const FILES_PER_JOB: u64 = 16;
 
 /// Raises the soft limit of this process to the hard limit. Returns the previous soft limit. `None` means no limit.

@@ -64,7 +64,7 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::Name`] or [`RegistryError::Client`].
     pub fn new(repository: Repository, credentials: Option<Credentials>) -> Result<Self, RegistryError> {
-        Self::with_client(repository, credentials, reqwest::Client::builder())
+        Self::with_client(repository, credentials, reqwest::Client::builder().http1_only())
     }
 
     /// Creates a client from a builder with settings for TLS, without sending anything.

@@ -56,7 +56,7 @@ impl DockerConfig {
         }
     }
 
-    /// Returns the stored credentials for a registry.
+    /// Returns the stored credentials for a registry. `None` means that none are stored.
     ///
     /// # Errors
     /// [`CredentialsError`].

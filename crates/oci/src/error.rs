@@ -159,8 +159,8 @@ pub enum RegistryError {
         /// Problem with the response.
         source: ResponseError,
     },
-    /// A local file cannot be written.
-    #[error("failed to write {}", path.display())]
+    /// A local file or directory cannot be created, read or written.
+    #[error("failed to access {}", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,

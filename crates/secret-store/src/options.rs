@@ -87,8 +87,9 @@ impl VaultOptions {
 
     /// Returns a client with these options. The files are read for each client, because certificates are replaced while a manager runs.
     pub(crate) async fn client(&self) -> Result<reqwest::Client, VaultError> {
+        let builder = reqwest::Client::builder().http1_only().timeout(self.timeout);
         // Redirects are followed by [`crate::transport`], which knows where a token may be sent.
-        let mut builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(self.timeout);
+        let mut builder = builder.redirect(reqwest::redirect::Policy::none());
         if let Some(path) = &self.ca_file {
             builder = trust(builder, CA_FILE, &read(CA_FILE, path).await?)?;
         } else if let Some(directory) = &self.ca_directory {

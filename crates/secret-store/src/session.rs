@@ -58,7 +58,7 @@ impl VaultSession {
 
     fn transport(&self, server: &VaultServer) -> Result<Transport, VaultError> {
         let mut base: Url = server.url.parse().map_err(|_| VaultError::Url(server.url.clone()))?;
-        // Messages show the URL, and Vault has no use for a password in it.
+        // Messages show the URL, so it must not contain a login. Vault does not use one.
         let has_login = !base.username().is_empty() || base.password().is_some();
         if !matches!(base.scheme(), "http" | "https") || has_login {
             let shown = if has_login { format!("{}://[masked]", base.scheme()) } else { server.url.clone() };

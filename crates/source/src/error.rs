@@ -47,7 +47,7 @@ pub enum SnapshotError {
     },
     /// git refuses to read a repository that another user owns.
     #[error(
-        "git does not trust the repository `{}` because another user owns it; if you do, run: \
+        "git does not trust the repository `{}` because another user owns it; if you trust it, run: \
          git config --global --add safe.directory '{}'",
         path.display(),
         path.display()

@@ -250,7 +250,7 @@ impl Snapshot {
         answer.is_ok_and(|output| output.status.success())
     }
 
-    /// Returns the paths in which two commits differ.
+    /// Returns the paths in which two commits differ. `None` means that git cannot compare them.
     #[must_use]
     pub fn changed_between(&self, from: &str, to: &str) -> Option<Vec<String>> {
         let output = self.git.run(&["diff-tree", "-r", "-z", "--no-renames", "--name-only", from, to]).ok()?;

@@ -143,6 +143,11 @@ pub trait OpenTarget: Reach {
         Duration::from_secs(10)
     }
 
+    /// Returns whether the environment shares its network neither with its machine nor with other jobs.
+    fn has_own_network(&self) -> bool {
+        false
+    }
+
     /// Waits until the environment is known to be lost. Returns the reason. Cancel-safe.
     async fn lost(&self) -> String;
 

@@ -18,6 +18,15 @@ pub trait BundledSteps: Send + Sync {
     /// Returns inputs and outputs of a step. `None` means that there is no such step.
     fn spec(&self, name: &str) -> Option<Spec>;
 
+    /// Returns the commands that a POSIX shell runs as the step, in place of [`Self::run`]. The shell is a process of the job with the
+    /// environment of the step and the variables of the job. `None` means that the step runs in this process.
+    ///
+    /// # Errors
+    /// [`PortError`] if an input is invalid.
+    fn commands(&self, _call: &BundledCall<'_>) -> Option<Result<String, PortError>> {
+        None
+    }
+
     /// Runs a step in this process. Returns its outputs.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
-//! R033: five concerns are separate crates, and each depends only on concerns below it.
+//! R033: five concerns are separate crates, and each depends only on concerns below it. R202: executors and managers do not execute jobs.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The concerns, each with its crates and the concerns that it may depend on.
 const CONCERNS: [(&str, &[&str], &[&str]); 5] = [
@@ -60,5 +60,70 @@ fn concerns_depend_only_on_lower_layers() {
                 assert!(violations.is_empty(), "{concern} ({krate}) depends on {other}: {violations:?}");
             }
         }
+    }
+}
+
+/// Modules of `agent-api` that executors may use: they connect to an agent, list its jobs, and read what a job has used.
+const CONNECTING_MODULES: [&str; 3] = ["agent", "client", "result"];
+/// Words that occur in any code that composes the script of a job.
+const SCRIPT_WORDS: [&str; 11] = [
+    "after_script",
+    "artifact",
+    "before_script",
+    "CI_",
+    "get_sources",
+    " git ",
+    "pipefail",
+    "set -e",
+    "step_script",
+    "\"git\"",
+    "submodule",
+];
+
+/// Returns the Rust files below a directory with their code, without comments and tests.
+fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if name.ends_with(".rs") && !name.contains("test") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            found.push((path.clone(), lines.collect::<Vec<_>>().join("\n")));
+        }
+    }
+    found
+}
+
+#[test]
+fn executors_and_managers_do_not_execute_jobs() {
+    let direct = direct_dependencies();
+    for (krate, forbidden) in [
+        ("manager", &["agent", "steps", "builtins"][..]),
+        // Without the crate `runner-api`, an executor cannot read a job's payload, which contains the scripts.
+        ("executor", &["agent", "steps", "builtins", "manager", "pipeline", "runner-api"]),
+    ] {
+        let dependencies = all_dependencies(krate, &direct);
+        for other in forbidden {
+            assert!(direct.contains_key(*other), "the crate {other} does not exist: {:?}", direct.keys());
+            assert!(!dependencies.contains(*other), "{krate} depends on {other}, which executes or describes jobs");
+        }
+    }
+    let files = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../executor/src"));
+    assert!(files.iter().any(|(path, _)| path.ends_with("host/mod.rs")), "{files:?}");
+    for (path, code) in files {
+        for used in code.split("muster_agent_api::").skip(1) {
+            let module = used.split(|character: char| !character.is_alphanumeric() && character != '_').next();
+            assert!(
+                CONNECTING_MODULES.contains(&module.unwrap()),
+                "{} uses {module:?} of agent-api, and executors only connect to agents",
+                path.display()
+            );
+        }
+        let words: Vec<_> = SCRIPT_WORDS.iter().filter(|word| code.contains(**word)).collect();
+        assert!(words.is_empty(), "{} has logic of job scripts: {words:?}", path.display());
     }
 }

@@ -198,7 +198,8 @@ impl InstanceCgroup {
     }
 }
 
-/// Returns the path of a controller in `/proc/self/cgroup`. Version 2 has the controller "".
+/// Returns the path of this process's cgroup for a controller. `own` is the text of `/proc/self/cgroup`, in which version 2 has the
+/// controller "".
 fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
     let path = own.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;

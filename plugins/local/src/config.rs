@@ -37,7 +37,7 @@ pub(crate) struct Config {
     pub(crate) acceptance_rate: f64,
     /// Duration of a request for instances in milliseconds.
     pub(crate) request_delay_ms: u64,
-    /// Number of the first requests after the start of the plugin that fail. Later requests are not affected.
+    /// Number of requests that fail after the plugin starts. Later requests are not affected.
     pub(crate) request_failures: u32,
     /// Fraction of requests that fail, from 0 to 1.
     pub(crate) request_failure_rate: f64,

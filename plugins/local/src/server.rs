@@ -173,7 +173,7 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     let (read, write) = channel.split();
     let exit = wait_exit(&mut child, &write, group, read).await;
     send_signal(group, Signal::KILL);
-    // If the client disconnected, the command was killed above and must be reaped.
+    // If the client closed the channel, the command was killed above and must be reaped.
     let _ = child.wait().await;
     commands.end(group);
     if let Some(code) = exit {
@@ -183,7 +183,7 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     let _ = write.close().await;
 }
 
-/// Forwards input and output of a command, and waits for its exit. `None` means that the client disconnected.
+/// Forwards input and output of a command, and waits for its exit. Returns `None` if the client closes the channel before.
 async fn wait_exit(
     child: &mut Child,
     write: &ChannelWriteHalf<Msg>,

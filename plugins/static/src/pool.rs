@@ -11,7 +11,7 @@ use crate::config::Machine;
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     machines: BTreeMap<String, PooledMachine>,
-    /// Number of the next lease. Numbers are never reused, because each lease is another instance.
+    /// Number of the next lease. Numbers are never reused, because each lease is a separate instance.
     next_lease: u64,
 }
 

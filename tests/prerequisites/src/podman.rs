@@ -131,7 +131,7 @@ impl DockerEngine {
     /// # Panics
     /// The engine has ended.
     #[must_use]
-    pub fn beside_podman(&self, user: PodmanUser, dir: &Path, program: &Path) -> Command {
+    pub fn podman_user_command(&self, user: PodmanUser, dir: &Path, program: &Path) -> Command {
         let process = self.process_id("podman").expect("the engine has ended");
         let mut command = Command::new("nsenter");
         command.arg("--target").arg(process).args(["--mount", "--net", "--pid", "--", "setpriv", "--clear-groups"]);

@@ -1,4 +1,4 @@
-//! Interoperability tests with gitlab-runner.
+//! Interoperability tests with gitlab-runner, with plugins, and with the engines and machines of other programs.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests may panic")]
 

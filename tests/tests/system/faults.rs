@@ -33,6 +33,27 @@ async fn faulty_network_to_gitlab_like_server_loses_and_duplicates_nothing() {
     run_seeds(12, true).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn job_of_a_lost_grpc_response_runs_once() {
+    let harness = Harness::start(1).await;
+    // The first request uses HTTP, and the second one gRPC.
+    harness.push(1, &["true"], &json!({}));
+    harness.coordinator.wait_for_end(JobId(1)).await;
+    harness.coordinator.wait_for_held_requests(1).await;
+    // The held request has no fault, and its response brings the second job. The response to the next request is lost.
+    harness.proxy.select_faults(Box::new(|kind| (kind == ApiCall::Request).then_some(Fault::DropAfter)));
+    harness.push(2, &["true"], &json!({}));
+    harness.coordinator.wait_for_end(JobId(2)).await;
+    harness.coordinator.wait_for_held_requests(1).await;
+    let over_grpc = harness.proxy.grpc_requests();
+    assert!(over_grpc >= 2, "{over_grpc} requests used gRPC");
+    harness.proxy.select_faults(Box::new(|_| None));
+    harness.push(3, &["echo started"], &json!({}));
+    let job = harness.coordinator.wait_for_end(JobId(3)).await;
+    assert_eq!((job.assignments, job.text().matches("\nstarted\n").count()), (1, 1), "{}", job.text());
+    assert_eq!(harness.proxy.grpc_requests(), over_grpc, "the job of the lost response was requested over HTTP");
+}
+
 async fn run_seeds(default_runs: u64, gitlab_like: bool) {
     let seeds = Arc::new(Mutex::new(checks::seeds(default_runs)));
     let workers: Vec<_> =

@@ -41,7 +41,7 @@ pub trait Inputs: Serialize + DeserializeOwned {
     /// Name of the step without `builtin://`.
     const BUILTIN: &'static str;
 
-    /// Returns the parameters of the step for the result of its job.
+    /// Returns the inputs of the step that are recorded in the result of the job.
     ///
     /// Inputs contain signed URLs, tokens and texts of the operator, so each step lists what may be recorded. The default is nothing.
     fn record(&self) -> Map<String, Value> {

@@ -28,6 +28,7 @@ mod records;
 mod remote_steps;
 mod replaced_steps;
 mod requests;
+mod script_legacy;
 mod shells;
 mod sources;
 mod special_files;

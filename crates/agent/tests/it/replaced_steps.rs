@@ -198,11 +198,17 @@ async fn every_documented_input_reaches_the_replacement() {
         replaced(&CacheRestore { caches: caches() }, empty.clone(), json!({})),
         replaced(&muster_agent_api::builtin::CacheSave { caches: caches() }, empty.clone(), json!({})),
         replaced(
-            &muster_agent_api::builtin::ArtifactsDownload { from: vec![Default::default()] },
+            &muster_agent_api::builtin::ArtifactsDownload {
+                from: vec![muster_agent_api::builtin::ArtifactSource::default()],
+            },
             empty.clone(),
             json!({}),
         ),
-        replaced(&ArtifactsUploadList { artifacts: vec![Default::default()] }, empty.clone(), json!({})),
+        replaced(
+            &ArtifactsUploadList { artifacts: vec![muster_agent_api::builtin::ArtifactsUpload::default()] },
+            empty.clone(),
+            json!({}),
+        ),
         replaced(&Script { commands: vec!["true".to_owned()], ..Script::default() }, empty, json!({})),
     ];
     for mut call in calls {

@@ -126,7 +126,7 @@ fn ordinary_item() -> impl Strategy<Value = Item> {
     ];
     let part = prop::sample::select(vec!["a", "b", "c"]);
     let name = prop::collection::vec(part, 1..4).prop_map(|parts| parts.join("/"));
-    // Some contents are larger than what is unpacked in memory.
+    // Some contents are too large to be unpacked in memory.
     let content = prop_oneof![9 => "[a-z]{0,9}", 1 => Just("large ".repeat(200_000))];
     (kind, name, content).prop_map(|(kind, name, content)| match kind {
         EntryType::Symlink => link(&name, "a"),

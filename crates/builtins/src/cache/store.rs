@@ -22,7 +22,7 @@ const RETRIES: (u32, Duration) = (2, Duration::from_secs(1));
 pub(super) struct ObjectStore<'a> {
     /// Object of the key.
     object: &'a CacheObject,
-    /// Object of the other form of the key. Used only for downloads.
+    /// Object of the other form of the key (hashed or plain), under which an earlier job may have saved the cache. Used only for downloads.
     alternate: Option<&'a CacheObject>,
     max_upload_bytes: u64,
     timeout: Duration,

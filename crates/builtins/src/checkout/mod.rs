@@ -25,6 +25,7 @@ use muster_steps::style;
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::script;
+use crate::shell_text::ScriptBlock;
 use crate::transfer::TransferContext;
 
 #[async_trait]
@@ -98,7 +99,7 @@ fn print_skipped(context: &Context, reason: &str) {
 async fn run_hook(
     context: &Context,
     checkout: &Checkout,
-    hook: script::ScriptBlock<'_>,
+    hook: ScriptBlock<'_>,
     stop: &StopToken,
 ) -> Result<(), Failure> {
     if hook.1.is_empty() {

@@ -95,6 +95,12 @@ pub(super) fn is_host(network: &DockerNetwork) -> bool {
     *network == DockerNetwork::Mode("host".to_owned())
 }
 
+/// Returns whether nothing outside the container uses its network: neither the engine's machine nor another container.
+pub(super) fn is_own(network: &DockerNetwork) -> bool {
+    // A mode with a colon names the network namespace of a container or of a path.
+    !is_host(network) && !matches!(network, DockerNetwork::Mode(mode) if mode.contains(':'))
+}
+
 /// Returns the settings with which a container is attached to its network. `None` means that the container
 /// needs no aliases and no MAC address.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
@@ -106,4 +112,21 @@ pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_addres
     let name = mode(network).filter(|mode| !mode.is_empty()).unwrap_or_else(|| "bridge".to_owned());
     let settings = EndpointSettings { aliases, mac_address, ..EndpointSettings::default() };
     Some(NetworkingConfig { endpoints_config: Some(HashMap::from([(name, settings)])) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_is_own_unless_its_namespace_is_another_ones() {
+        let mode = |mode: &str| DockerNetwork::Mode(mode.to_owned());
+        let per_job = DockerNetwork::PerJob { name: "net".to_owned(), ipv6: false, mtu: 0 };
+        for own in [DockerNetwork::Bridge, per_job, mode("bridge"), mode("none"), mode("of-the-operator")] {
+            assert!(is_own(&own), "{own:?}");
+        }
+        for shared in [mode("host"), mode("container:db"), mode("ns:/run/netns/a")] {
+            assert!(!is_own(&shared), "{shared:?}");
+        }
+    }
 }

@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep};
 use super::cleanup::Objects;
 use super::engine::{inspect_container, is_not_found, reason};
 use super::exec;
+use super::network;
 use super::output::Output;
 use super::relay::Relay;
 use super::services::Service;
@@ -62,6 +63,8 @@ pub(super) struct Container {
     /// Image of the container, as written in the job.
     pub(super) image: String,
     project_dir: PathBuf,
+    /// Whether nothing outside the container uses its network.
+    has_own_network: bool,
     /// Memory limit in bytes. `None` means no limit.
     memory: Option<u64>,
     objects: Objects,
@@ -115,6 +118,7 @@ impl Container {
             name: job.build.name.clone(),
             image: job.build.image.name.clone(),
             project_dir: job.project_dir.clone().into(),
+            has_own_network: network::is_own(&job.network),
             memory,
             objects,
             output,
@@ -308,6 +312,10 @@ impl OpenTarget for Container {
 
     fn image(&self) -> &str {
         &self.image
+    }
+
+    fn has_own_network(&self) -> bool {
+        self.has_own_network
     }
 
     fn silence_timeout(&self) -> std::time::Duration {

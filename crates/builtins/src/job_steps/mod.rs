@@ -25,6 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::context::Context;
 use crate::oci_steps::OciSteps;
+use crate::script_legacy;
 use inputs::{ServiceCall, parsed};
 
 type Output = Result<Map<String, Value>, PortError>;
@@ -58,7 +59,14 @@ impl JobSteps {
 #[async_trait]
 impl BundledSteps for JobSteps {
     fn spec(&self, name: &str) -> Option<Spec> {
+        if name == script_legacy::NAME {
+            return Some(script_legacy::spec());
+        }
         inputs::spec(name).or_else(|| self.oci.spec(name))
+    }
+
+    fn commands(&self, call: &BundledCall<'_>) -> Option<Result<String, PortError>> {
+        (call.name == script_legacy::NAME).then(|| script_legacy::commands(call))
     }
 
     async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Output {

@@ -5,7 +5,7 @@
 //! environment of the shell. The profile of a login shell could overwrite them, so its script sets them again.
 
 mod offer;
-pub(crate) mod posix;
+mod posix;
 mod powershell;
 
 use std::ffi::OsString;
@@ -27,13 +27,11 @@ use muster_steps::style;
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::private_file;
+use crate::shell_text::{ScriptBlock, commands};
 use crate::variables::ResolvedVariable;
 
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
 const STARTED_FILE: &str = ".shell_started";
-
-/// Prefix of the section names of some commands, and the commands.
-pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 #[async_trait]
 impl Builtin<Context> for Script {
@@ -149,22 +147,6 @@ impl ScriptFrame<'_> {
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
         commands(self.blocks)
     }
-}
-
-/// Returns the trimmed commands of blocks, each with the name of its section.
-fn commands<'a>(blocks: &'a [ScriptBlock<'a>]) -> impl Iterator<Item = (String, &'a str)> {
-    blocks.iter().flat_map(|(block, commands)| {
-        commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
-    })
-}
-
-/// Returns the line that is printed before a command runs.
-fn echo_line(command: &str) -> String {
-    let text = match command.split_once('\n') {
-        None => format!("$ {command}"),
-        Some((first, _)) => format!("$ {first} # collapsed multi-line command"),
-    };
-    format!("{}{text}{}", style::BOLD_GREEN, style::RESET)
 }
 
 /// Returns the failure of a script for which none of these shells exists. In a container, the job has chosen the image.

@@ -5,22 +5,13 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use muster_agent_api::builtin::Script;
 use muster_steps::failure::Failure;
 use muster_steps::process::Command;
-use muster_steps::style;
 
-use super::{ScriptBlock, ScriptFrame, commands, echo_line, no_shell, program};
+use super::{ScriptFrame, no_shell, program};
 use crate::context::Context;
+use crate::shell_text::{PIPEFAIL, can_be_set, push_commands, push_quoted};
 use crate::variables::ResolvedVariable;
-
-/// Read-only variables of bash.
-const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
-/// Command that sets `pipefail` if the shell supports it. The subshell is needed because a failure would end the shell.
-pub(crate) const PIPEFAIL: &str = "(set -o pipefail) 2>/dev/null && set -o pipefail";
-/// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
-const EXIT_CODE_CHECK: &str =
-    "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
 /// Returns the command that starts the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
@@ -56,22 +47,6 @@ fn find_shell(wanted: &str) -> Option<&'static Shell> {
     let sh = || SH.get_or_init(|| program("sh").map(|path| Shell { path, is_bash: false })).as_ref();
     let bash = || BASH.get_or_init(|| program("bash").map(|path| Shell { path, is_bash: true })).as_ref();
     names(wanted).iter().find_map(|name| if *name == "bash" { bash() } else { sh() })
-}
-
-/// Adds the commands of blocks, each after a command that prints it.
-pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
-    for (section, command) in commands(blocks) {
-        match command {
-            "" => body.push_str("echo\n"),
-            command if script.sections && command.contains('\n') => print_in_section(body, &section, command),
-            command => print(body, &echo_line(command)),
-        }
-        body.push_str(command);
-        body.push('\n');
-        if script.check_exit_codes {
-            body.push_str(EXIT_CODE_CHECK);
-        }
-    }
 }
 
 pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
@@ -124,46 +99,4 @@ fn assign(to: &mut String, key: &str, value: &str) {
     to.push_str(key);
     to.push('=');
     push_quoted(to, value);
-}
-
-/// Returns whether a shell can set a variable with this name.
-pub(crate) fn can_be_set(key: &str) -> bool {
-    !key.starts_with(|first: char| first.is_ascii_digit())
-        && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        && !READ_ONLY.contains(&key)
-}
-
-/// Adds a command that prints a line.
-pub(crate) fn print(body: &mut String, line: &str) {
-    // The `echo` of some shells interprets backslashes, so use `printf`.
-    let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
-}
-
-/// Prints a command of several lines in a section, which is closed before the command runs (docs/spec/job-execution.md, section 1.8).
-fn print_in_section(body: &mut String, section: &str, command: &str) {
-    let shown = format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET);
-    let _ = writeln!(
-        body,
-        "printf 'section_start:%s:section_{section}[hide_duration=true,collapsed=true]\\r\\033[0K%s\\n' \"$(date +%s)\" {}",
-        quote(&shown)
-    );
-    let _ = writeln!(body, "printf 'section_end:%s:section_{section}\\r\\033[0K\\n' \"$(date +%s)\"");
-}
-
-/// Quotes a text for any POSIX shell.
-pub(crate) fn quote(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    push_quoted(&mut quoted, text);
-    quoted
-}
-
-pub(crate) fn push_quoted(to: &mut String, text: &str) {
-    to.push('\'');
-    for (index, part) in text.split('\'').enumerate() {
-        if index > 0 {
-            to.push_str(r"'\''");
-        }
-        to.push_str(part);
-    }
-    to.push('\'');
 }

@@ -9,11 +9,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use muster_steps::failure::Failure;
 use muster_steps::process::Command;
-use muster_steps::style;
 
-use super::{ScriptFrame, echo_line, no_shell, program};
+use super::{ScriptFrame, no_shell, program};
 use crate::context::Context;
 use crate::private_file;
+use crate::shell_text::{EchoColor, echo_text};
 use crate::variables::ResolvedVariable;
 
 const BASE_FLAGS: [&str; 9] = [
@@ -96,9 +96,9 @@ pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) 
             "" => "echo \"\"".to_owned(),
             // PowerShell gets no sections: the whole command is printed instead (docs/spec/job-execution.md, section 4.7).
             command if frame.script.sections => {
-                format!("echo {}", quote(&format!("{}$ {command}{}", style::BOLD_GREEN, style::RESET)))
+                format!("echo {}", quote(&EchoColor::OF_JOB.paint(&format!("$ {command}"))))
             }
-            command => format!("echo {}", quote(&echo_line(command))),
+            command => format!("echo {}", quote(&EchoColor::OF_JOB.paint(&echo_text(command)))),
         });
         lines.push(command.replace("\r\n", "\n"));
         lines.extend([CHECK.to_owned(), String::new()]);

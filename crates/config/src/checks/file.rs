@@ -116,7 +116,7 @@ fn check_log_format(check: &mut Check<'_>) {
 
 /// Checks the shutdown timeout and the timeouts of stages (checks C014, C041, C042).
 fn check_timeouts(check: &mut Check<'_>) {
-    /// Drain timeout in seconds below which gitlab-runner warns.
+    /// Value of `shutdown_timeout` in seconds below which gitlab-runner warns.
     const MIN_DRAIN_SECONDS: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {

@@ -116,7 +116,13 @@ fn check_shared_tokens(check: &mut Check<'_>) {
                     name(first),
                     name(runner)
                 );
-                check.report(runner, "token", "C025", message, "register the second one, or remove it");
+                check.report(
+                    runner,
+                    "token",
+                    "C025",
+                    message,
+                    "register a separate runner for the second entry, or remove the entry",
+                );
             }
             None => drop(seen.insert((token, runner.url.trim_end_matches('/')), runner)),
         }

@@ -18,7 +18,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Returns why a public runner must not request jobs, and the key that causes it. `None` means that it may.
+/// Returns the key because of which a public runner must not request jobs, and the reason. `None` means that the runner may request jobs.
 pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'static str)> {
     let table = &runner.table;
     let is_set = |key: &str| table.bool(key) == Some(true);

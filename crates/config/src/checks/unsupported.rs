@@ -136,7 +136,10 @@ mod tests {
         {
             let problems = crate::parse(&text(executor), &facts).problems;
             let problem = problems.iter().find(|problem| problem.code == "C008").unwrap();
-            assert_eq!(problem.unsupported, unsupported, "{executor}: lint reports only violations of the format");
+            assert_eq!(
+                problem.unsupported, unsupported,
+                "{executor}: `lint` omits problems that are marked as unsupported"
+            );
         }
         let isolated = format!("{}[runners.autoscaler.vm_isolation]\nenabled = true\n", text("instance"));
         clean("C008", &isolated);

@@ -24,7 +24,7 @@ pub struct ConfigLock {
 /// If the directory is not writable, the file itself is locked. It cannot be replaced in such a directory.
 ///
 /// # Errors
-/// [`EditError::Locked`] without waiting if another process holds the lock.
+/// [`EditError::Locked`] without waiting if another process holds the lock. [`EditError::Io`] if the lock cannot be created.
 pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {

@@ -11,7 +11,8 @@
 //!
 //! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
 //! - A save writes a new file beside the old one, syncs it and renames it, so a crash or a full disk leaves either the old file or the
-//!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed.
+//!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed. A file that is
+//!   itself a mount point cannot be replaced, so it is overwritten.
 //! - Writers exclude each other by a lock file, `.<name>.lock`. [`lock_for_manager`] takes the lock of a running manager.
 //! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved
 //!   ([`EditError::ModifiedConcurrently`]).
@@ -286,7 +287,7 @@ impl ConfigFile {
     /// Saves the file if it was changed.
     ///
     /// # Errors
-    /// [`EditError`] if it cannot be saved. The file is then unchanged, even if the disk is full.
+    /// [`EditError`] if it cannot be saved. The file is then unchanged, even if the disk is full, unless it is a mount point.
     pub fn save(&mut self) -> Result<(), EditError> {
         let text = self.document.to_string();
         if self.before.as_deref() == Some(text.as_str()) {

@@ -86,7 +86,7 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
     old.entries().filter_map(key).collect()
 }
 
-/// Adds notes about negative counts, and about counts that have no effect without another key.
+/// Adds notes about counts and factors that are out of range, or that have no effect without another key.
 fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
     for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {

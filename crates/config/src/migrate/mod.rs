@@ -109,7 +109,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
         return Err(MigrateError::Nothing);
     }
     if let Some(drain) = config.tree.table("machine") {
-        // Only `delete_instances_on_shutdown` replaces it.
+        // The global `[machine]` has no other replacement than `delete_instances_on_shutdown`.
         let notes = drain.table("shutdown_drain").map(|_| {
             "[machine.shutdown_drain] was dropped: delete_instances_on_shutdown of each entry replaces it".to_owned()
         });

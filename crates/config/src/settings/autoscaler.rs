@@ -44,7 +44,7 @@ pub struct GroupSettings {
     pub connector: ConnectorSettings,
 }
 
-/// `[runners.autoscaler.connector_config]`. For an empty string, 0 or `None`, the plugin chooses the value.
+/// `[runners.autoscaler.connector_config]`. An empty string, 0 or `None` means the value of the plugin, or else the default.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct ConnectorSettings {

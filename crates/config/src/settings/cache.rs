@@ -30,7 +30,7 @@ pub struct CacheSettings {
 pub struct ChunkCollectionSettings {
     /// Minimum time between two collections of a store.
     pub interval: Duration,
-    /// Time after which unused data is marked, and after which marked data is deleted.
+    /// Time after which unused data is marked. After the same time again, it is deleted.
     pub grace: Duration,
     /// Time after the last save at which a cache is deleted. `None` means never.
     pub max_age: Option<Duration>,

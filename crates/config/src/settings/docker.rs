@@ -20,7 +20,7 @@ pub struct PreparedContainers {
     pub min_uses: u32,
     /// Seconds for which a job counts.
     pub window_s: u32,
-    /// Maximum number of seconds for which a container waits, and from the last job that needed such a container.
+    /// Maximum number of seconds for which a container is kept ready. If no job needed such a container for this time, none is prepared.
     pub max_idle_s: u32,
 }
 

@@ -132,7 +132,7 @@ fn read_cached(file: &Option<PathBuf>) -> Option<Vec<u8>> {
 
 async fn fetch(url: &str) -> Fetched {
     let http_error = |error: reqwest::Error| RemoteError::Http(error_chain(&error));
-    let client = reqwest::Client::builder().build().map_err(http_error)?;
+    let client = reqwest::Client::builder().http1_only().build().map_err(http_error)?;
     let mut response = client.get(url).send().await.map_err(http_error)?;
     if !response.status().is_success() {
         return Err(RemoteError::Status(response.status()));

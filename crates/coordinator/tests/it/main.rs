@@ -12,6 +12,7 @@ mod conformance_payload;
 mod conformance_schedule;
 mod conformance_variables;
 mod from_yaml;
+mod grpc;
 mod memory;
 mod outbox;
 mod repositories;

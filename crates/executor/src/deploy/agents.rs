@@ -19,7 +19,7 @@ use super::executable::{AGENT_ONLY, Executable};
 #[derive(Debug)]
 pub struct Agents {
     own: Arc<Executable>,
-    /// Executables for other platforms that were used, with the state of their files at that time.
+    /// Executables for other platforms that were used, with the state of their files when they were opened.
     others: Mutex<BTreeMap<Platform, (FileStamp, Arc<Executable>)>>,
     /// Directory of the executables for other platforms.
     directory: PathBuf,

@@ -61,19 +61,19 @@ pub enum DeployError {
     /// The shell did not answer in time.
     #[error("no answer from the machine's shell within {} s", .0.as_secs())]
     NoAnswer(Duration),
-    /// The shell exited without an answer. Contains its last line.
+    /// The shell exited without an answer. Contains its last line, or what it needs if it printed nothing.
     #[error("the machine's shell exited without an answer{}", suffix(.0))]
     ShellExited(String),
-    /// The shell printed more output than an answer can have. Contains the last line.
+    /// The shell printed more output than an answer can have. Contains the last line unless it is too long.
     #[error("the machine's shell printed too much output instead of an answer{}", suffix(.0))]
     TooMuchOutput(String),
-    /// The agent cannot be reached on the machine. Contains the message of the relay.
+    /// The agent cannot be reached on the machine. Contains the message of the relay, or its unexpected answer.
     #[error("{0}")]
     Relay(String),
     /// The executable was not sent in time.
     #[error("the agent's executable was not sent within {} s", .0.as_secs())]
     TransferTimeout(Duration),
-    /// The executable was not installed. Contains the output of the machine.
+    /// The executable was not installed. Contains the reason, with the output of the machine.
     #[error("failed to send the agent's executable: {0}")]
     Transfer(String),
     /// The executable was installed, but cannot be run.

@@ -168,7 +168,7 @@ impl Executable {
     }
 }
 
-/// Returns the first line that the program at `path` prints for `--version`.
+/// Returns the first line that the program at `path` prints for `--version`. Empty if it does not exit in time.
 fn version(path: &Path) -> io::Result<String> {
     let mut command = Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn only_slow_connections_are_compressed() {
         let second = Duration::from_secs(1);
-        assert_eq!(compression_level(0, second), Compression::none(), "not known yet");
+        assert_eq!(compression_level(0, second), Compression::none(), "compressed before the bandwidth was known");
         assert_eq!(compression_level(5 * 1024 * 1024, second), Compression::new(6));
         assert_eq!(compression_level(100 * 1024 * 1024, second), Compression::none());
     }

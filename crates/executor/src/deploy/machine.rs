@@ -78,8 +78,9 @@ impl RemoteMachine {
         self.is_on_this_host.store(is_on_this_host, Ordering::Relaxed);
     }
 
-    /// Returns whether the machine was last reached at an address of the manager's host. It then shares with other machines what the host has,
-    /// such as a container engine. False before the first connection.
+    /// Returns whether the machine was last reached at an address of the manager's host. False before the first connection.
+    ///
+    /// Machines on the manager's host share its resources, such as a container engine.
     pub(crate) fn is_on_this_host(&self) -> bool {
         self.is_on_this_host.load(Ordering::Relaxed)
     }

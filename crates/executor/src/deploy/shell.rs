@@ -58,7 +58,7 @@ pub(super) fn install(hash: &str) -> String {
 
 /// Wraps a script for `sh`, whatever the login shell is.
 ///
-/// The script must not contain quotes, exclamation marks or line breaks.
+/// The script must not contain single quotes, exclamation marks or line breaks.
 fn wrapped(script: &str) -> String {
     debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
     format!("exec sh -c '{script}'")

@@ -154,7 +154,7 @@ pub(super) fn record_this_process(record: &Path) {
     write_record(record, &ProcessIdentity::from_pid(rustix::process::getpid()).unwrap());
 }
 
-/// Checks the directory before the first agent is needed.
+/// Checks the directory of the socket before the first agent is needed.
 ///
 /// # Errors
 /// [`ExecutorError::File`] if other users can write to it.

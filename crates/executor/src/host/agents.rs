@@ -55,7 +55,8 @@ impl Agents {
     /// Returns the agents of a state directory. Starts none.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] if there is no usable path for the socket, or if other users can write to its directory.
+    /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket, [`ExecutorError::File`] if other users
+    /// can write to its directory.
     pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
         let (known, current, retiring) = Default::default();
         let agents = Self { options, user, known, current, retiring };
@@ -66,7 +67,7 @@ impl Agents {
     /// Returns the environment with number 0.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] if there is no usable path for the socket.
+    /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket.
     pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, ExecutorError> {
         self.by_number(0)
     }

@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a temporary directory with a root-owned directory and one that belongs to `nobody`.
+    /// Returns a temporary directory with a root-owned directory and one that belongs to `nobody`. `None` for other users than root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {
         if !geteuid().is_root() {
             muster_test_prerequisites::missing("only root can give directories away");

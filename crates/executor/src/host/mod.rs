@@ -90,7 +90,7 @@ impl HostExecutor {
     /// Creates the directories. Starts no process.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] if a directory cannot be created, [`ExecutorError::User`] if the configured user is not usable.
+    /// [`ExecutorError::File`] if a directory cannot be created or used, [`ExecutorError::User`] if the configured user is not usable.
     pub fn new(options: HostOptions) -> Result<Self, ExecutorError> {
         let failed = |path: &PathBuf| {
             let path = path.clone();

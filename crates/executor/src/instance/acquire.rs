@@ -106,7 +106,7 @@ impl InstanceExecutor {
         Ok(HeldLease::new(lease, Arc::clone(&self.shared), held_slot))
     }
 
-    /// Acquires an unused slot of an instance. Dropping it releases the slot.
+    /// Acquires an unused slot of an instance. Dropping the returned lease releases the slot.
     async fn acquire_slot(
         &self,
         scaler: &Scaler,
@@ -196,8 +196,8 @@ impl Drop for ActiveJobGuard {
 
 /// Returns the key of a job in the ledger.
 ///
-/// It contains the job's ID, so that operators find its slot and see why it waits. The random suffix makes it unique even if the same job
-/// arrives again.
+/// The key contains the job's ID, so that operators find the slot of the job and see why the job waits. The random suffix makes the key
+/// unique even if the same job arrives again.
 fn task_key(job: JobId) -> TaskKey {
     let unique = uuid::Uuid::new_v4().simple().to_string();
     TaskKey::new(format!("job-{}-{unique:.8}", job.0))

@@ -1,6 +1,6 @@
 //! Forwards prices, stock and interruption notices from plugins with Muster's protocol extension.
 //!
-//! Plugins without the extension work, too: the scaler then uses the configured price and gets no notices.
+//! For plugins without the extension, the scaler uses the configured price and gets no notices.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -16,11 +16,13 @@ use super::plugin_group::PluginGroup;
 
 /// Interval for polling offers. The extension has no event for price changes.
 const OFFERS_POLL_INTERVAL: Duration = Duration::from_secs(300);
-/// Initial and maximum delay before the connection for notices is opened again.
+/// Initial and maximum delay before offers and notices are requested again after an error.
 const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const MICROS_PER_UNIT: f64 = 1_000_000.0;
 
-/// Forwards all reports of the plugin to the scaler, until the plugin is dropped. Cancel-safe.
+/// Forwards all reports of the plugin to the scaler. Cancel-safe.
+///
+/// Returns when the plugin is dropped, or if it reports neither offers nor notices.
 pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: GroupId, runner: &str) {
     let mut wait = RECONNECT_BACKOFF.0;
     loop {
@@ -43,7 +45,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: Gro
     }
 }
 
-/// Forwards reports until the plugin's process ends.
+/// Forwards reports until the plugin's process ends or a call fails, and returns the reason.
 async fn follow_once(
     plugin: &Weak<PluginGroup>,
     scaler: &Scaler,

@@ -18,7 +18,7 @@ use super::{extension, resources};
 /// Initial and maximum delay before a plugin that failed to start is started again.
 const START_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Returns a running scaler. Retries until it starts.
+/// Returns a running scaler and the plugins of its groups. Retries until the scaler starts.
 pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<GroupPlugin>) {
     let (mut wait, cap) = START_BACKOFF;
     loop {
@@ -115,7 +115,7 @@ fn spec(
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }
 
-/// Starts a plugin. The error names the plugin.
+/// Starts a plugin. The error of a failed start names the plugin.
 async fn start_plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, String> {
     let spec = spec?;
     let name = spec.name();

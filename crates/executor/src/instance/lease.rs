@@ -44,8 +44,8 @@ enum LeaseUse {
 
 /// Lease of a slot at the scaler.
 ///
-/// Dropping it releases the slot if the job no longer needs it. Otherwise the slot is left to the next start of the manager, because the
-/// instance of a job that may still run must not be deleted.
+/// Dropping the lease releases the slot, unless a job may still run there. In this case, the slot is left to the next start of the manager,
+/// because the instance must not be deleted.
 pub(super) struct HeldLease {
     slot: Option<Slot>,
     lease_use: Mutex<LeaseUse>,

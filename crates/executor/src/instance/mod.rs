@@ -41,7 +41,7 @@ pub mod metrics {
 
     /// Returns all metric families with zero values.
     ///
-    /// These are the metrics of a new scaler, of a plugin that was not started, and of no virtual machine.
+    /// These are the metrics of a new scaler and of a plugin that was not started, without instances and virtual machines.
     #[must_use]
     pub fn all() -> Vec<MetricFamily> {
         use muster_taskscaler::config::{Config, GroupConfig};

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 /// Delay before a call that was interrupted by the end of the plugin's process is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Instance group of one plugin process.
+/// Instance group of one plugin.
 #[derive(Debug)]
 pub struct PluginGroup {
     group: Group,

@@ -10,7 +10,7 @@ use muster_taskscaler::driver::{Prepare, StartingInstance};
 use super::provider::ProviderContext;
 use crate::deploy::{DeployError, Dial, Dialed, run_command};
 
-/// Prepares instances: runs the configured command, then starts the agent or clears the nesting daemon.
+/// Prepares instances: runs the configured command, then starts the agent or deletes orphaned virtual machines.
 pub(super) struct InstancePreparer {
     pub(super) shared: Weak<ProviderContext>,
     /// Settings with which the scaler was started.

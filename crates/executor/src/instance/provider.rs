@@ -48,7 +48,7 @@ pub struct InstanceOptions {
     pub name: String,
     /// Settings in `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible. Called before each attempt.
+    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible. Called before each start.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
     /// Maximum number of job requests in flight.
     pub requests: usize,
@@ -106,7 +106,7 @@ pub(super) enum Intake {
     /// Jobs are requested.
     #[default]
     Open,
-    /// No more jobs are requested, because the manager is shutting down or the runner was removed.
+    /// No more jobs are requested, because the manager is shutting down.
     Closed,
 }
 
@@ -180,7 +180,7 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
-    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the names of the remaining ones.
+    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
     pub async fn stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
@@ -189,7 +189,7 @@ impl InstanceExecutor {
 
     /// Stops like [`Self::stop`], for a runner that was removed from the configuration.
     ///
-    /// Deletes all its instances, and after the last one its ledger.
+    /// Deletes all instances of the runner, and after the last one the ledger. Returns the IDs of the remaining instances.
     pub async fn remove_all_and_stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, true).await;
         // An executor that never got the lock has not read the ledger, so it must not delete it.
@@ -217,7 +217,8 @@ impl InstanceExecutor {
         self.shared.reservations.lock().clear();
         self.shared.instances.lock().clear();
         let began = tokio::time::Instant::now();
-        // Reserve half of the time for the deletion of instances, because creating a virtual machine may take longer than `timeout`.
+        // Virtual machines that are being created or deleted get at most half of the time, because a creation may take longer than `timeout`.
+        // The other half is for the deletion of instances.
         self.shared.isolation.wait_idle(timeout / 2).await;
         let timeout = timeout.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
@@ -275,7 +276,7 @@ impl Elastic for InstanceExecutor {
         self.shared.check_claims();
     }
 
-    async fn has_suspended(&self, task_key: &str) -> bool {
+    async fn has_suspended_environment(&self, task_key: &str) -> bool {
         self.shared.scaler().await.has_environment(task_key.to_owned()).await.unwrap_or_default()
     }
 }
@@ -348,10 +349,11 @@ impl ProviderContext {
 
     /// Publishes the running scaler, which was started with `settings`. Policies that changed meanwhile are applied.
     pub(super) fn scaler_started(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
-        let mut newest = self.settings.lock();
-        if *newest != *settings {
-            work::set_policies(scaler, &newest, &self.options.name);
-            newest.clone_from(settings);
+        let mut current = self.settings.lock();
+        if *current != *settings {
+            // Only the policies of newer settings can be applied to a running scaler.
+            work::set_policies(scaler, &current, &self.options.name);
+            current.clone_from(settings);
         }
         self.scaler.send_replace(Some(scaler.clone()));
         if *self.intake.lock() == Intake::Closed {
@@ -462,7 +464,7 @@ impl ProviderContext {
         }
     }
 
-    /// Publishes the number of jobs that can be served, and the reason why there are no more.
+    /// Publishes the number of jobs that can be served, and the reason why the number is not higher.
     pub(super) fn publish(&self, reservations: usize, limit_reason: Option<Arc<str>>) {
         let jobs = self.active_jobs.load(Ordering::Relaxed) + reservations;
         let capacity = Capacity { jobs, limit_reason };

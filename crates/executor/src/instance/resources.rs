@@ -96,7 +96,7 @@ impl InstanceUsageTracker {
     }
 }
 
-/// Samples the instances of a group until its plugin is dropped. Cancel-safe.
+/// Samples the instances of a group until its plugin is dropped or the scaler ends. Cancel-safe.
 pub(super) async fn follow(
     plugin: Weak<PluginGroup>,
     scaler: Scaler,
@@ -159,9 +159,9 @@ mod tests {
         };
         let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
-        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "a new instance counts from the next sample on");
+        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "CPU time before the first sample of an instance was counted");
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
-        assert_eq!(usage.families().len(), 4, "large numbers of a plugin do not overflow");
+        assert_eq!(usage.families().len(), 4, "a metric is missing");
         assert_eq!(usage.current(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);
     }
 

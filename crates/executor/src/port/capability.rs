@@ -23,12 +23,12 @@ pub trait Elastic: Send + Sync {
     fn leases_announced(&self);
 
     /// Returns whether a job left a suspended environment for a later job. `task_key` identifies the lease of that job.
-    async fn has_suspended(&self, task_key: &str) -> bool;
+    async fn has_suspended_environment(&self, task_key: &str) -> bool;
 }
 
 /// Capability of an environment that several jobs share.
 pub trait Sharing: Send + Sync {
-    /// Returns the job's share. `None` before the first connection, and after the slot was released.
+    /// Returns the job's share. `None` after the slot was released.
     fn slot_share(&self) -> Option<SlotShare>;
 
     /// Reports which resources the job used.
@@ -71,7 +71,7 @@ pub struct SlotShare {
     pub memory_bytes: u64,
     /// Whether the measured usage decides how many slots later jobs of the same kind get.
     pub measured: bool,
-    /// Storage of sticky contexts. `None` means that they are disabled.
+    /// Storage of sticky contexts. `None` means that they are disabled, or that the environment has not been reached yet.
     pub sticky: Option<StickyContextSettings>,
     /// Whether the machine belongs to this job only: no other job runs on it before, beside or after it.
     pub is_exclusive: bool,

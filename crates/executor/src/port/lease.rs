@@ -109,6 +109,9 @@ pub struct Lease {
 
 /// Holds a slot until it is dropped or released.
 pub trait Guard: Send + Sync {
+    /// Announces that the job has ended, and that its slot will be released soon.
+    fn announce_end(&self) {}
+
     /// Releases the slot: the job no longer needs it.
     fn release(self: Box<Self>);
 }
@@ -121,6 +124,11 @@ impl Lease {
     #[must_use]
     pub fn new(record: LeaseRecord, environment: Arc<dyn ExecutionEnvironment>, guard: SlotGuard) -> Self {
         Self { record, environment, reschedule_notes: Vec::new(), guard }
+    }
+
+    /// Announces that the job has ended, and that its slot will be released soon. The next job of the project may wait for the slot.
+    pub fn announce_end(&self) {
+        self.guard.announce_end();
     }
 
     /// Releases the slot.

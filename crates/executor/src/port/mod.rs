@@ -25,12 +25,12 @@ pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HEL
 /// Provides execution environments of one kind.
 #[async_trait]
 pub trait Executor: Send + Sync + 'static {
-    /// Returns the maximum number of jobs and its changes.
+    /// Returns a receiver of the maximum number of jobs, which is notified of changes.
     ///
     /// The number includes jobs that wait for a lease. The manager requests no more jobs than this.
     fn capacity(&self) -> watch::Receiver<Capacity>;
 
-    /// Acquires a lease for `job`, which belongs to the group `key`. Waits until a slot is free. Cancel-safe.
+    /// Acquires a lease for `job`. Waits until a slot is free. Cancel-safe. `key` has the runner and the project of the job.
     ///
     /// # Errors
     /// [`ExecutorError`] if the executor cannot provide an environment at all.

@@ -49,7 +49,7 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     assert_eq!(runners.each_ref().map(|runner| registry.has(runner)), [true, true, true, false]);
     let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, capacity)| capacity.jobs).collect();
     assert_eq!(jobs, [7, 3, 3, 0]);
-    assert!(registry.capacities(&runners).is_empty(), "nothing has changed");
+    assert!(registry.capacities(&runners).is_empty(), "capacities were returned, although none has changed");
     registry.configure(&runners, |_| false);
     assert_eq!(created.load(Ordering::Relaxed), 2, "an unchanged runner got a new executor");
 

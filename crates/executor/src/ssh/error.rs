@@ -8,7 +8,7 @@ use muster_remote::{DialError, KnownHostsFileError};
 /// Reason why a machine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SshError {
-    /// `port` is not a port.
+    /// The value of `port` is not a valid port.
     #[error("[runners.ssh] port = {port:?} is not a valid port; write a number from 1 to 65535")]
     Port {
         /// Value in the configuration.

@@ -11,7 +11,7 @@ use super::error::SshError;
 use super::host_keys::HostKeys;
 use crate::deploy::{DeployError, Dial, Dialed};
 
-/// Maximum time to connect, with all attempts.
+/// Maximum time to connect with one of the credentials, with all attempts.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Address and credentials of a machine, checked.
@@ -23,7 +23,7 @@ pub(super) struct SshMachine {
 }
 
 impl SshMachine {
-    /// Checks the settings of a machine. Does not reach it.
+    /// Checks the settings of a machine. Does not connect to the machine.
     ///
     /// # Errors
     /// [`SshError`] if the port is invalid, or if there are no credentials.

@@ -25,12 +25,15 @@ struct Config {
     uppercase_fault: Option<String>,
     /// A key that the kit sends to check that unknown keys are ignored.
     muster_unknown_key: Option<serde_json::Value>,
-    /// Lock file that marks the group as in use.
+    /// Lock file that marks the group as in use. Only the fault `stale_lock` uses it.
     lock: Option<PathBuf>,
 }
 
 impl Config {
-    /// Returns the fault and the lock file, or the error that the chosen fault causes in `init`.
+    /// Returns the fault, and the lock file if the fault is `stale_lock`.
+    ///
+    /// # Errors
+    /// No fault is configured, or the fault makes `init` fail.
     fn check(self) -> Result<(String, Option<PathBuf>), Error> {
         let is_uppercase = self.uppercase_fault.is_some();
         let fault = self.uppercase_fault.or(self.fault).ok_or("no fault is configured")?;
@@ -43,7 +46,7 @@ impl Config {
         }
         let lock = self.lock.filter(|_| fault == "stale_lock");
         if let Some(lock) = lock.as_deref().filter(|lock| lock.exists()) {
-            // The second attempt succeeds, because the lock file was removed.
+            // The next attempt succeeds, because this one removes the lock file.
             std::fs::remove_file(lock)?;
             return Err("another process uses the group".into());
         }

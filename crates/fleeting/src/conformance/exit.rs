@@ -73,7 +73,7 @@ async fn check_signals(plan: &Plan) -> Result<Outcome, String> {
     if exit_on_sigint.is_some() || update.is_err() {
         plugin.kill().await;
         return Ok(Outcome::Fail(
-            "exits on SIGINT; at a terminal the host receives it as well, and still needs the plugin for its cleanup"
+            "exits on SIGINT; at a terminal the host receives the signal as well, and then needs the plugin for the cleanup"
                 .to_owned(),
         ));
     }

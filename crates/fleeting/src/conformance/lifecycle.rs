@@ -252,7 +252,7 @@ async fn check_restart(plan: &Plan) -> Outcome {
     plugin.kill().await;
     let (started, restart_error) = match LifecycleRun::start(plan).await {
         Ok(started) => (Ok(started), None),
-        // A second start is needed to delete the created instance.
+        // Another start is needed to delete the created instance.
         Err(error) => (LifecycleRun::start(plan).await, Some(format!("after the process was killed: {error}"))),
     };
     let (mut lifecycle, _) = match (started, &restart_error) {

@@ -35,7 +35,7 @@ pub struct Plan {
     pub config: Value,
     /// Settings that the plugin gets for connections to instances: the table `connector_config`.
     pub connector: ConnectorConfig,
-    /// Settings of `connector_config` that the plugin does not get, because the kit connects to the instances.
+    /// Settings of `connector_config` that only a host uses. The kit uses them itself and does not send them to the plugin.
     pub dial: DialOptions,
     /// Number of instances to create, at least 1. The restart case creates one more. Defaults to 2.
     pub instances: u32,
@@ -43,7 +43,7 @@ pub struct Plan {
     pub connect: Connect,
     /// Timeout of a call and of the start of a process. Defaults to 60 seconds.
     pub call_timeout: Duration,
-    /// Timeout for instances to start or to change their state. Defaults to 5 minutes.
+    /// Timeout for instances to start or to change their state, and for a login. Defaults to 5 minutes.
     pub create_timeout: Duration,
     /// Timeout for instances to be deleted. Defaults to 5 minutes.
     pub delete_timeout: Duration,

@@ -28,7 +28,7 @@ use muster_job::error_chain;
 const MAX_LINES: usize = 2_000;
 /// Maximum length of a stored line in bytes.
 const MAX_LINE_BYTES: usize = 64 * 1024;
-/// Maximum number of bytes that [`command_line`] reads from stdout, and from stderr.
+/// Maximum number of bytes that [`command_line`] reads from each of stdout and stderr.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Time for the plugin to accept the streams that stay open.

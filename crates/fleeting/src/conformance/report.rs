@@ -25,7 +25,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the reason why the case did not pass.
+    /// Returns the reason why the case did not pass. `None` means that it passed.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -42,7 +42,7 @@ impl Report {
         self.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).count()
     }
 
-    /// Returns the outcome of a case.
+    /// Returns the outcome of a case. `None` means that no case has this ID.
     #[must_use]
     pub fn outcome(&self, id: &str) -> Option<&Outcome> {
         self.verdicts.iter().find(|verdict| verdict.case.id == id).map(|verdict| &verdict.outcome)

@@ -23,14 +23,14 @@ pub enum Outcome {
     Skip(String),
 }
 
-/// Outcome of a case with its duration.
+/// Outcome of a case, with the time that it took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
     /// The case.
     pub case: Case,
     /// Outcome of the case.
     pub outcome: Outcome,
-    /// Duration of the case.
+    /// Time since the previous verdict, or since the start of the run for the first one.
     pub duration: Duration,
 }
 

@@ -11,7 +11,10 @@ use crate::model::ConnectorConfigError;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The system cannot execute the file.
-    #[error("plugin {}: failed to start; {}", path.display(), remedy(source.raw_os_error(), "check that the file exists, is executable and was built for this system"))]
+    #[error(
+        "plugin {}: failed to start; {}", path.display(),
+        remedy(source.raw_os_error(), "check that the file exists, is executable and was built for this system")
+    )]
     Spawn {
         /// Path of the executable.
         path: PathBuf,
@@ -31,7 +34,7 @@ pub enum StartError {
     Exited {
         /// Path of the executable.
         path: PathBuf,
-        /// Exit status.
+        /// Exit status, or the reason why it is unknown.
         status: String,
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         stderr: String,
@@ -94,16 +97,19 @@ pub enum StartError {
         /// Problem with the settings.
         source: ConnectorConfigError,
     },
-    /// The plugin rejected its settings.
+    /// The call `Init` failed: the plugin rejected its settings, did not respond in time, or exited.
     #[error("plugin {}: Init failed: {message}", path.display())]
     Init {
         /// Path of the executable.
         path: PathBuf,
-        /// Error message of the plugin.
+        /// Error message of the plugin, or the error of the call.
         message: String,
     },
     /// A restarted plugin returned a different group ID.
-    #[error("plugin {}: reports the group {found:?} after its restart, expected {expected:?}; the group is unavailable until the plugin reports it again", path.display())]
+    #[error(
+        "plugin {}: reports the group {found:?} after its restart, expected {expected:?}; the group is unavailable until the plugin \
+         reports the expected ID", path.display()
+    )]
     OtherGroup {
         /// Path of the executable.
         path: PathBuf,

@@ -17,7 +17,7 @@ use crate::protocol::extension::{
 /// Timeout for querying the features of a plugin.
 /// A plugin that does not respond is used without the extension.
 const FEATURES_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time that a call waits for the plugin to open the stream of notices.
+/// Maximum time that [`Group::notices`] waits for the plugin to open the stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Caller {
@@ -57,8 +57,8 @@ impl Group {
     }
 
     /// Returns a stream of interruptions and stock changes from now on.
-    /// The stream ends with the plugin's process. Callers must then request a new stream. A plugin may delay its response until it has a notice.
-    /// The stream waits for that response without a timeout.
+    /// The stream ends with its first error, such as the end of the plugin's process. Callers must then request a new stream. A plugin may
+    /// delay its response until it has a notice. The stream waits for that response without a timeout.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin has no notices, [`CallError::Down`] if no process is running.

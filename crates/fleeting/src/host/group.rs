@@ -158,7 +158,7 @@ impl Group {
     }
 
     /// Stops the plugin: it cleans up and exits, or is killed after the timeouts.
-    /// Instances are not deleted. Calls in progress fail as if the plugin were down.
+    /// Instances are not deleted. Calls that are in progress when the process ends fail with [`CallError::Disconnected`].
     pub async fn stop(&self) {
         self.stop.cancel();
         let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -216,9 +216,9 @@ pub(super) struct LiveProcess {
 }
 
 impl LiveProcess {
-    /// Marks the process as unusable if the result of a call shows that.
-    /// A broken connection or an unanswered call about the whole group is enough. A call about one instance may hang because of that instance
-    /// only, so [`MAX_UNANSWERED_CALLS`] such calls in a row must be unanswered.
+    /// Marks the process as unusable if a call shows that it hangs or that its connection broke.
+    /// One unanswered call about the whole group is enough. A call about particular instances may hang because of these instances, so
+    /// [`MAX_UNANSWERED_CALLS`] such calls in a row must be unanswered.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let is_unusable = match &answer {
             Err(CallError::Disconnected { .. }) => true,

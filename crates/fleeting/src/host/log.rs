@@ -47,7 +47,8 @@ impl LogReader {
     /// Parses one line.
     ///
     /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
-    /// fractional digits (case H16). JSON whose level is not a string is logged as plain text (case H17); the Go host panics there.
+    /// fractional digits (case H16). JSON without a valid level, or whose message is not a string, is logged as plain text. The Go host
+    /// panics if one of them is not a string (case H17).
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
@@ -178,7 +179,7 @@ pub(super) async fn pump(
 }
 
 /// Reads the next line without its line break, or the next piece of a line that is too long.
-/// Returns whether the line ends there. `None` at the end of the stream.
+/// Returns whether the end of the line was read. `None` means that the stream has ended.
 async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     loop {
@@ -233,7 +234,7 @@ mod tests {
     #[test]
     fn h16_timestamp_with_three_digits_keeps_the_level() {
         let record = read(r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123Z"}"#);
-        assert_eq!(record.level, Level::Warn, "the Go host shows the raw line at debug");
+        assert_eq!(record.level, Level::Warn, "the level was ignored, as in the Go host");
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct PluginSpec {
     /// Path of the plugin's executable.
     pub executable: PathBuf,
     /// Command-line arguments.
-    /// Empty unless the plugin is built into another program. In this case the last argument is the plugin's name.
+    /// Empty unless the plugin is built into another program. The last argument of a built-in plugin is its name.
     pub arguments: Vec<String>,
     /// `plugin_config` as JSON. `null` if the user configured none.
     pub config: serde_json::Value,
@@ -121,9 +121,9 @@ pub struct Timeouts {
     /// Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
-    /// Defaults to 500 milliseconds.
+    /// Each delay has a jitter of 25 %. Defaults to 500 milliseconds.
     pub restart_first: Duration,
-    /// Longest delay between two starts. Defaults to 30 seconds.
+    /// Longest delay between two starts, before jitter. Defaults to 30 seconds.
     pub restart_cap: Duration,
 }
 

@@ -143,7 +143,7 @@ impl Process {
         Ok(handshake)
     }
 
-    /// Returns the end of the log, formatted to be appended, after the process has ended.
+    /// Returns the end of the log of a process that has ended, formatted to be appended to a message.
     /// Waits for output that is still in the pipe.
     pub(super) async fn final_stderr(&mut self) -> String {
         let read = futures::future::join_all(&mut self.pumps);

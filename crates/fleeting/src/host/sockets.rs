@@ -18,7 +18,7 @@ use super::runtime_directory::{NoRuntimeDirectory, runtime_directory};
 const PREFIX: &str = "p-";
 /// Lock file of a directory, held by the host that created it.
 const LOCK: &str = ".lock";
-/// Minimum age of a directory that is removed.
+/// Minimum age of a directory before it can count as left by a killed host.
 ///
 /// The host of a newer directory may not have locked it yet.
 const MIN_STALE_AGE: Duration = Duration::from_secs(60);

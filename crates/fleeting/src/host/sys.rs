@@ -1,12 +1,12 @@
 //! Prepares a plugin's process before its program starts.
 //! This module has the only unsafe block of the crate.
-#![expect(unsafe_code, reason = "pre_exec leaves it to the caller that only async-signal-safe functions are called")]
+#![expect(unsafe_code, reason = "the caller of pre_exec must ensure that only async-signal-safe functions are called")]
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::process::Command;
 
 /// Puts the process into its own group and kills it when the thread that started it ends.
-/// Plugins do not watch their host, so they would outlive a host that was killed (docs/spec/fleeting.md, section 1.9).
+/// Go plugins do not watch their host, so they would outlive a host that was killed (docs/spec/fleeting.md, section 1.9).
 ///
 /// Also restores the default actions of SIGINT and SIGTERM. A shell script starts its background processes with SIGINT ignored, and a
 /// plugin would inherit that from its host.

@@ -36,17 +36,17 @@ pub enum InstallError {
     NoVersion {
         /// Reference of the plugin.
         reference: String,
-        /// The available versions, as a clause.
+        /// The available versions, or the reason why none can be selected, as a clause.
         available: String,
     },
     /// The plugin is not published for this platform.
-    #[error("plugin {reference}: not available for {platform}, only for {available}")]
+    #[error("plugin {reference}: not available for {platform}, {available}")]
     NoPlatform {
         /// Reference of the plugin.
         reference: String,
         /// This platform.
         platform: String,
-        /// Platforms for which the plugin is published.
+        /// Platforms for which the plugin is published, as a clause.
         available: String,
     },
     /// The image does not contain a plugin.

@@ -18,7 +18,7 @@ use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 /// Annotation of the layer with the plugin.
 /// The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
-/// Maximum size of a plugin's compressed archive in bytes. Real ones have about 20 MB.
+/// Maximum size of a plugin's compressed archive in bytes. Real archives have about 20 MB.
 const MAX_LAYER_BYTES: u64 = 512 * 1024 * 1024;
 /// Number of versions or platforms that an error lists.
 const MAX_LISTED: usize = 10;
@@ -40,7 +40,7 @@ pub struct InstallOptions {
 /// Outcome of an installation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstallOutcome {
-    /// A matching version was installed and unchanged. The registry was not queried.
+    /// A matching version was already installed, and its files are unchanged. The registry was not queried.
     Present,
     /// The installed version is the one at the registry.
     Unchanged,
@@ -254,7 +254,7 @@ pub async fn available(
     let registry_error = |source| InstallError::from_registry(reference, source);
     let TagList::Tags(tags) = connect_registry(reference, credentials).await?.tags().await.map_err(registry_error)?
     else {
-        let available = "the registry does not list them".to_owned();
+        let available = "the registry does not list its versions".to_owned();
         return Err(InstallError::NoVersion { reference: reference.to_string(), available });
     };
     let versions = tags.iter().filter_map(|tag| tag.parse().ok());
@@ -264,7 +264,7 @@ pub async fn available(
     Ok(versions)
 }
 
-/// Selects the best version and its archive for this platform.
+/// Selects the highest matching version, and its archive for this platform.
 /// Versions are selected from the list of tags and not by an alias tag, because the resolver later selects the version for a constraint in
 /// the same way.
 async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
@@ -299,7 +299,11 @@ async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Ver
     let Some(entry) = host.select(&index.manifests) else {
         let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref().map(ToString::to_string));
         let available = platforms.take(MAX_LISTED).collect::<Vec<_>>().join(", ");
-        let available = if available.is_empty() { "no platform".to_owned() } else { available };
+        let available = if available.is_empty() {
+            "and its index names no platform".to_owned()
+        } else {
+            format!("only for {available}")
+        };
         return Err(InstallError::NoPlatform { reference: reference_text(), platform: host.to_string(), available });
     };
     let manifest = registry.manifest(entry).await.map_err(registry_error)?;

@@ -20,7 +20,9 @@ pub(super) const LIMITS: Limits = Limits {
     header_bytes: 1024 * 1024,
 };
 
-/// Returns the file name for an entry: files under `plugin/` are unpacked without their directories.
+/// Returns what to do with an entry of the archive.
+///
+/// Files under `plugin/` are unpacked without their directories. Known directories are skipped. All other entries are rejected.
 pub(super) fn target(path: &Path, is_directory: bool) -> Target {
     if is_directory {
         let name = path.to_string_lossy();
@@ -96,7 +98,7 @@ mod tests {
         assert_eq!(files.unwrap(), ["data.txt", "other", "plugin"]);
         let mode =
             |name: &str| directory.path().join("into").join(name).metadata().unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "a file is setuid or writable by others");
+        assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "a file kept a mode that the archive sets");
     }
 
     /// The Go implementation unpacks such entries outside of its directory.
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn links_and_devices_are_rejected() {
+    fn links_devices_bad_new_names_and_duplicates_are_rejected() {
         for kind in [EntryType::Symlink, EntryType::Link, EntryType::Fifo, EntryType::Char] {
             let (_directory, files) = unpack_layer(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Kind { .. })), "{kind:?}: {files:?}");

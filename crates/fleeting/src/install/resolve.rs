@@ -34,7 +34,7 @@ pub enum ResolvedPlugin {
 }
 
 /// The plugins that are built into this program.
-/// It runs them with the arguments `plugin serve NAME`.
+/// This program runs a plugin if its arguments are `plugin serve NAME`.
 #[derive(Debug, Clone)]
 pub struct BuiltIn {
     /// Path of this program.
@@ -83,7 +83,7 @@ pub struct LookupContext {
 }
 
 impl LookupContext {
-    /// Returns the settings of this process.
+    /// Returns the settings of this process, without built-in plugins.
     #[must_use]
     pub fn from_environment() -> Self {
         Self {
@@ -106,7 +106,7 @@ pub enum ResolveError {
         /// Problem with the path.
         reason: &'static str,
     },
-    /// The program is not in `PATH`.
+    /// The program is neither in `PATH` nor a built-in plugin.
     #[error("plugin not found: {name} is not in any directory of PATH")]
     NotOnPath {
         /// Name of the program.
@@ -121,19 +121,19 @@ pub enum ResolveError {
         plugin: String,
         /// Complete reference of the plugin.
         reference: String,
-        /// The searched directories and the installed versions, formatted to be appended.
+        /// Searched directories and installed versions, or why there is no directory of plugins; formatted to be appended.
         searched: String,
         /// Suggestion for a likely mistake, formatted to be appended.
         hint: String,
     },
-    /// The files of the installed version have changed.
+    /// The files of the installed version have changed, or cannot be verified.
     #[error("plugin {plugin}: {} differs from what was installed: {changes}; repair it with: muster plugin install {plugin}", executable.display())]
     Changed {
         /// The configured text.
         plugin: String,
         /// Path of the plugin's executable.
         executable: PathBuf,
-        /// The changes.
+        /// The changes, or the reason why the files cannot be verified.
         changes: String,
     },
     /// The text is not a valid reference.
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(listed, ["1.2.3", "1.10.0", "2.0.0-rc.1"]);
     }
 
-    /// In Go, `plugin = "aws"` uses the file or directory `./aws` in the manager's working directory.
+    /// The Go host uses the file or directory `./aws` in its working directory for `plugin = "aws"`.
     #[test]
     fn file_in_working_directory_is_not_a_plugin() {
         let fixture = Fixture::new();
@@ -321,7 +321,7 @@ mod tests {
             assert_eq!((spec.executable.as_path(), spec.name().as_str()), (Path::new("/bin/muster"), "static"));
             assert_eq!(spec.arguments, ["plugin", "serve", "static"]);
         }
-        assert!(fixture.resolve("static:1").is_err(), "only registries have versions");
+        assert!(fixture.resolve("static:1").is_err(), "a version was found outside of the registries");
         assert!(fixture.resolve("aws").is_err());
         let path = fixture.executable("bin/fleeting-plugin-static");
         assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(
             fixture.resolve("aws"),
             Ok(ResolvedPlugin::Installed(path.clone())),
-            "a version without lock file entry is not verified"
+            "a version without an entry in the lock file was verified"
         );
         let digest = muster_oci::Digest::of_file(&path).unwrap().to_string();
         let mut lock = muster_oci::LockFile::default();
@@ -372,7 +372,7 @@ mod tests {
         {
             assert!(error.contains(expected), "{error}");
         }
-        assert!(!fixture.resolve("aws:1").unwrap_err().contains(" PATH;"), "only registries have versions");
+        assert!(!fixture.resolve("aws:1").unwrap_err().contains(" PATH;"), "a version was searched in PATH");
     }
 
     #[test]
@@ -382,17 +382,17 @@ mod tests {
         assert_eq!(fixture.resolve("fleeting-plugin-static"), Ok(ResolvedPlugin::OnPath(path.clone())));
         assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
         assert!(fixture.resolve("fleeting-plugin-other").unwrap_err().contains("is not in any directory of PATH"));
-        assert!(fixture.resolve("static:1").is_err(), "only registries have versions");
+        assert!(fixture.resolve("static:1").is_err(), "a version was found outside of the registries");
         let installed = fixture.installed("static", "1.0.0");
         assert_eq!(
             fixture.resolve("static"),
             Ok(ResolvedPlugin::Installed(installed)),
-            "installed plugins take precedence"
+            "the installed plugin did not take precedence"
         );
 
         fixture.executable("work/fleeting-plugin-relative");
         fixture.context.path = ".:".into();
-        assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "relative directories of PATH are ignored");
+        assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "a relative directory of PATH was searched");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Finding {
 pub enum VerifyOutcome {
     /// The files are unchanged.
     Intact,
-    /// The lock file has no entry, because another program installed the version.
+    /// The lock file has no entry for the version, for example because another program installed it.
     NotLocked,
     /// Files were changed, removed or added. Each change is described.
     Changed(Vec<String>),
@@ -46,7 +46,7 @@ impl Store {
 
     /// Describes how the files of an installed version have changed.
     ///
-    /// The result is empty if the files are unchanged, or if another program installed the version.
+    /// The result is empty if the files are unchanged, or if the lock file has no entry for the version.
     ///
     /// # Errors
     /// The lock file cannot be read.

@@ -1,9 +1,9 @@
 //! Client of the hypervisor daemon on an instance, for nested virtual machines.
 //! See docs/spec/fleeting.md, section 8.
 //!
-//! The client reaches the daemon through a [`Session`] with its machine, so the daemon needs no socket that is open to the network. The
-//! first client initializes the daemon. A slot has one virtual machine: creating another machine in the slot removes the first one, so machines of a lost manager are
-//! replaced.
+//! The client reaches the daemon through a [`Session`] with the daemon's machine, so the daemon needs no socket that is open to the network.
+//! The first client initializes the daemon. A slot has one virtual machine: creating another machine in the slot removes the first one, so
+//! machines of a lost manager are replaced.
 
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;

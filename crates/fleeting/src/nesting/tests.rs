@@ -61,7 +61,11 @@ async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.list().await.unwrap().len(), 3);
-    assert_eq!(guard.1.initialized(), (1, br#"{"image_directory":"/i"}"#.to_vec()), "not initialized exactly once");
+    assert_eq!(
+        guard.1.initialized(),
+        (1, br#"{"image_directory":"/i"}"#.to_vec()),
+        "the daemon was not initialized once with this configuration"
+    );
     let error = nesting.create("missing", Some(1)).await.unwrap_err().to_string();
     assert!(error.ends_with("Create failed: no such image"), "{error}");
     let is_second = |id: &str| id == second.machine.id;

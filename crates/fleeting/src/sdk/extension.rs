@@ -84,7 +84,8 @@ pub(super) struct Service {
 impl Service {
     /// Returns the extension.
     ///
-    /// If the provider has none, returns `UNIMPLEMENTED`, as a plugin without the service does.
+    /// # Errors
+    /// `FAILED_PRECONDITION` before `Init`. `UNIMPLEMENTED` if the provider has no extension, as from a plugin without the service.
     fn extension(&self) -> Result<&dyn Extension, Status> {
         let provider = self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))?;
         provider.extension().ok_or_else(|| Status::unimplemented("this plugin has no extension"))

@@ -115,7 +115,7 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// Version of the plugin, `MAJOR.MINOR.PATCH`.
     const VERSION: &'static str;
     /// Type of `plugin_config`.
-    /// Keys match in any letter case. Unknown keys are logged and ignored, as Go plugins do.
+    /// Keys match in any letter case. Unknown keys are ignored, as in Go plugins, and logged.
     type Config: DeserializeOwned + JsonSchema + Send;
 
     /// Creates the provider from the settings. Called once, before all other calls.

@@ -32,9 +32,9 @@ const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 pub struct Finished {
     /// Exit status of the program.
     pub status: ExitStatus,
-    /// Content of stdout.
+    /// Content of stdout. Empty for [`run_detached`], which writes the output to a file.
     pub stdout: String,
-    /// Last lines of stderr, joined with ` / `.
+    /// Last lines of stderr, or of the output file of [`run_detached`], joined with ` / `.
     pub stderr: String,
 }
 

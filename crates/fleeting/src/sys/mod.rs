@@ -1,4 +1,4 @@
-//! Code of a plugin that differs between Unix and Windows. Both modules export the same names:
+//! Code of a plugin that differs between Unix and Windows. The modules `unix` and `windows` export the same names:
 //!
 //! - [`listen`] opens the plugin's listener and returns an [`Endpoint`] for the handshake.
 //! - [`Signals`] and [`Parent`] decide when a plugin exits.

@@ -1,4 +1,4 @@
-//! Code for Windows: listens on a loopback port, handles Ctrl-C, and stands in for the parent process.
+//! Windows: a loopback port, Ctrl-C, and a parent process whose exit cannot be detected.
 
 use tokio::signal::windows::{CtrlC, ctrl_c};
 use tokio_stream::wrappers::TcpListenerStream;

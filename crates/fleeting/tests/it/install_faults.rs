@@ -67,7 +67,7 @@ async fn damaged_version_is_repaired_in_place() {
     assert_eq!(
         (result.outcome, &result.installed),
         (InstallOutcome::Repaired, &installed),
-        "the same version is installed again"
+        "the damaged version was not installed again"
     );
     assert_eq!(std::fs::read(&installed.executable).unwrap(), b"one");
     assert_eq!(watch.join().unwrap(), 0, "the executable must exist at every moment");

@@ -54,7 +54,10 @@ async fn h3_to_h7_invalid_handshake_is_rejected() {
         assert!(error.contains(expected), "{body}: {error}");
         assert!(error.contains("fleeting-plugin-faulty"), "the error does not name the plugin: {error}");
     }
-    assert!(start_error("echo 'hello world'").await.contains("a script, mode 755"), "the error describes the file");
+    assert!(
+        start_error("echo 'hello world'").await.contains("a script, mode 755"),
+        "the error does not describe the file"
+    );
 }
 
 #[tokio::test]

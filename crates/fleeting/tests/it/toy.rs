@@ -154,7 +154,7 @@ async fn h19_killed_plugin_is_restarted() {
 }
 
 #[tokio::test]
-async fn h11_stop_leaves_no_process_and_no_socket() {
+async fn h11_stop_leaves_no_process() {
     let group = toy(json!({})).await;
     let process = pid(&group);
     let status = group.status();

@@ -132,7 +132,7 @@ impl JobEnvironment {
         if suspended.is_err()
             && let Some(executor) = request.executor.elastic()
         {
-            let has_suspended = executor.has_suspended(request.task_key);
+            let has_suspended = executor.has_suspended_environment(request.task_key);
             if tokio::time::timeout(CLOSE_TIMEOUT, has_suspended).await.unwrap_or_default() {
                 suspended = Ok(());
             }

@@ -53,6 +53,10 @@ impl JobActor {
         if self.begin_suspend(result, &update)? {
             return Ok(Some(Next::State));
         }
+        // The coordinator may assign the next job of the pipeline as soon as it has the report.
+        if let Some(lease) = self.environment.lease() {
+            lease.announce_end();
+        }
         Ok(match self.report(&update).await {
             ReportOutcome::ResendTrace => {
                 self.uploader.reset_to(0);

@@ -46,7 +46,8 @@ impl Interruption {
 
 /// Stays in contact with the coordinator until a reason to end the job occurs. Passing `deadline` is such a reason.
 ///
-/// The future may be dropped at any time: the next answer of the coordinator has the length of the trace, which shows the bytes that arrived.
+/// Cancel-safe: after an interrupted upload, the next answer of the coordinator contains the length of the trace that it has, and the upload
+/// continues there.
 pub(super) async fn watch_for_interruption(
     uploader: &mut Uploader,
     stop: &CancellationToken,

@@ -1,6 +1,6 @@
 //! A job's position in a distributed trace, and its result tree as spans.
 
-use muster_agent_api::result::{StepNode, StepStatus, StepUsage};
+use muster_agent_api::result::{ResourceUsage, StepNode, StepStatus, StepUsage};
 use muster_config::settings::RunnerSettings;
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::spans::{
@@ -74,19 +74,65 @@ pub(super) fn span(node: &StepNode) -> StepSpan {
         started_ms: node.started_ms,
         duration_ms: node.duration_ms,
         exit_code: node.exit_code,
-        attributes: usage_attributes(node.used.unwrap_or_default()),
+        attributes: step_usage_attributes(node.used.unwrap_or_default()),
         steps: node.steps.iter().map(span).collect(),
     }
 }
 
+/// Returns the resources that a job used as attributes of its span.
+pub(super) fn job_usage_attributes(used: &ResourceUsage) -> Vec<(&'static str, Attribute)> {
+    numbers([
+        ("ci.job.cpu_ms", used.cpu_ms),
+        ("ci.job.memory_bytes", used.memory_bytes),
+        ("ci.job.read_bytes", used.read_bytes),
+        ("ci.job.written_bytes", used.written_bytes),
+        ("ci.job.received_bytes", used.received_bytes),
+        ("ci.job.sent_bytes", used.sent_bytes),
+    ])
+}
+
 /// Returns the resources that a step used as attributes of its span.
-fn usage_attributes(used: StepUsage) -> Vec<(&'static str, Attribute)> {
-    let values = [
+fn step_usage_attributes(used: StepUsage) -> Vec<(&'static str, Attribute)> {
+    numbers([
         ("ci.step.cpu_ms", used.cpu_ms),
         ("ci.step.memory_bytes", used.memory_bytes),
         ("ci.step.read_bytes", used.read_bytes),
         ("ci.step.written_bytes", used.written_bytes),
-    ];
+        ("ci.step.received_bytes", used.received_bytes),
+        ("ci.step.sent_bytes", used.sent_bytes),
+    ])
+}
+
+/// Returns the known values as attributes.
+fn numbers(values: [(&'static str, Option<u64>); 6]) -> Vec<(&'static str, Attribute)> {
     let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
     values.into_iter().filter_map(|(name, value)| Some((name, number(value?)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_parts_of_a_usage_are_attributes_of_the_spans() {
+        let step = StepUsage {
+            cpu_ms: Some(1),
+            memory_bytes: Some(2),
+            read_bytes: Some(3),
+            written_bytes: Some(4),
+            received_bytes: Some(5),
+            sent_bytes: Some(u64::MAX),
+        };
+        let job = ResourceUsage { received_bytes: Some(7), sent_bytes: Some(8), ..ResourceUsage::default() };
+        let text = |attributes: Vec<(&str, Attribute)>| {
+            attributes.into_iter().map(|(name, value)| format!("{name} {value:?}")).collect::<Vec<_>>().join("\n")
+        };
+        assert_eq!(
+            text(step_usage_attributes(step)),
+            "ci.step.cpu_ms Number(1)\nci.step.memory_bytes Number(2)\nci.step.read_bytes Number(3)\n\
+             ci.step.written_bytes Number(4)\nci.step.received_bytes Number(5)\n\
+             ci.step.sent_bytes Number(9223372036854775807)"
+        );
+        assert_eq!(text(job_usage_attributes(&job)), "ci.job.received_bytes Number(7)\nci.job.sent_bytes Number(8)");
+    }
 }

@@ -282,11 +282,7 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
     attributes.push(("ci.job.status", Attribute::Text(state.map_or(JOB_GONE, JobMetricState::label).to_owned())));
-    let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
-    if let Some(used) = &progress.used {
-        attributes.extend(used.cpu_ms.map(|cpu| ("ci.job.cpu_ms", number(cpu))));
-        attributes.extend(used.memory_bytes.map(|bytes| ("ci.job.memory_bytes", number(bytes))));
-    }
+    attributes.extend(progress.used.iter().flat_map(trace::job_usage_attributes));
     let outcome = match state {
         Some(JobMetricState::Success) => SpanOutcome::Success,
         None | Some(JobMetricState::Canceled | JobMetricState::Terminated) => SpanOutcome::Canceled,

@@ -57,7 +57,8 @@ impl RotationTask {
                 let wait_s = self.schedule_retry(runner.token.expose()).as_secs();
                 let (short, name) = (short_token(runner.token.expose()), runner.name.as_str());
                 let is_unknown = error.is_unknown_token();
-                let remedy = if is_unknown { "; it is no longer valid: register the runner again" } else { "" };
+                let remedy =
+                    if is_unknown { "; the server does not know the token: register the runner again" } else { "" };
                 return tracing::error!(
                     runner = short, runner_name = name, %error, wait_s,
                     "Failed to reset runner authentication token, retrying{remedy}"

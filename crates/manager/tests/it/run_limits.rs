@@ -34,6 +34,8 @@ async fn job_from_before_restart_counts_towards_max_jobs() {
     let manager = harness.manager().await;
     harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     manager.kill().await;
+    // The coordinator detects the death of the manager when the connection of its request is closed.
+    harness.coordinator.wait_for_held_requests(0).await;
     harness.push(&json!({ "id": JOB.0 + 1, "token": "other" }));
     let manager =
         harness.manager_with_run_limits(harness.settings(|_| {}), RunLimits { jobs: Some(1), idle: None }).await;

@@ -85,6 +85,8 @@ async fn job_counts_for_runner_after_restart_with_new_token() {
     push(&harness, 1);
     wait_started(&harness, 1).await;
     manager.kill().await;
+    // The coordinator detects the death of the manager when the connection of its request is closed.
+    harness.coordinator.wait_for_held_requests(0).await;
     push(&harness, 2);
     let manager = harness.manager_with_settings(settings("glrt-new")).await;
     manager.wait_for(|stats| stats.jobs == 1).await;

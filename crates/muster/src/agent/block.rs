@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send, socket};
 
-/// Maximum time until the addresses are blocked.
+/// Maximum time that `gate` waits until the addresses are blocked.
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay between two reads of the routes. The kernel reports changes only to processes with a netlink socket.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -186,10 +186,11 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a name server if all name servers are among the addresses. `text` is the content of `/etc/resolv.conf`.
+/// Returns the first name server if all name servers are among the addresses. `text` is the content of `/etc/resolv.conf`.
 ///
-/// In a network with names of containers, the name server is a proxy of the engine, and a comment contains the servers to which it forwards
-/// requests. A server in parentheses is reached through the network of the engine, in which no address is blocked.
+/// In a network in which the engine resolves the names of containers, the name server is a proxy of the engine. A comment in the file then
+/// lists the servers to which the proxy forwards requests. The proxy reaches a server in parentheses through the network of the engine, in
+/// which no address is blocked.
 fn only_name_server(text: &str, addresses: &[IpAddr]) -> Option<IpAddr> {
     let forwarded = text.lines().find_map(|line| line.strip_prefix("# ExtServers: [")?.split(']').next());
     let servers: Vec<&str> = match forwarded {

@@ -112,7 +112,9 @@ fn create_shared(directory: &Path) {
     }
 }
 
-/// Starts this program again in the same process, but without the agent's own environment variables, so that jobs do not inherit them.
+/// Starts this program again in the same process, but without the agent's own environment variables.
+///
+/// Jobs would inherit the variables.
 fn exec_without_variables() -> ExitCode {
     let error = match std::env::current_exe() {
         Ok(own) => {

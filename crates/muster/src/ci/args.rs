@@ -232,7 +232,7 @@ pub(super) struct ShowArgs {
     /// Extract the job's artifacts to this directory.
     #[arg(long, value_name = "DIR")]
     pub(super) extract: Option<PathBuf>,
-    /// Print the CPU time, peak memory and I/O of each step.
+    /// Print the CPU time, peak memory, I/O and network traffic of each step, as far as they were measured.
     #[arg(long, conflicts_with_all = ["log", "raw", "extract"])]
     pub(super) usage: bool,
     /// Print the job's result tree as JSON, with the parameters of each step, for `muster step results` and `muster step repeat`.

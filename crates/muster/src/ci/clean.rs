@@ -16,7 +16,7 @@ struct Cleaned {
     freed: u64,
     /// Number of runs that were skipped because they are still running.
     running: usize,
-    /// Number of directories that could not be deleted completely.
+    /// Number of directories that could not be deleted completely, or whose lock could not be obtained.
     not_deleted: usize,
 }
 

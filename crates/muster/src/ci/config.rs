@@ -63,7 +63,7 @@ struct Templates {
 struct Remote {
     /// Whether to use only the cache, as with `--offline`.
     offline: bool,
-    /// Timeout in seconds for all remote includes of a pipeline together.
+    /// Timeout in seconds for all remote includes of a pipeline together. `None` means the default of [`IncludeConfig`].
     timeout: Option<f64>,
     /// Local files by URL, and local directories by a URL prefix that ends with `/`.
     map: BTreeMap<String, PathBuf>,

@@ -3,7 +3,7 @@
 use muster_pipeline::suggest::did_you_mean;
 use toml_edit::{Document, Item, TableLike, Value};
 
-/// What a key may contain.
+/// Kind of value that a key accepts.
 #[derive(Clone, Copy)]
 enum Shape {
     Text,
@@ -92,7 +92,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Returns the line of a position. Without a position, as for an implicit table, returns the line of its parent.
+    /// Returns the line of a position. Without a position, as for an implicit table, returns `parent`, the line of the parent table.
     fn line_of(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
         let before = span.and_then(|span| self.text.get(..span.start));
         before.map_or(parent, |before| 1 + before.matches('\n').count())

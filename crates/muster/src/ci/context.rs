@@ -11,7 +11,7 @@ use super::gitlab_ci_local;
 use super::predefined::predefined;
 use super::variables::{inputs, pipeline_variables};
 
-/// Value of `CI_COMMIT_BEFORE_SHA` if no previous commit exists.
+/// Value of `CI_COMMIT_BEFORE_SHA` for all events but a push to a branch, and for a push whose previous commit is unknown.
 const ZEROS: &str = "0000000000000000000000000000000000000000";
 
 /// Facts about the event.
@@ -25,7 +25,7 @@ pub(super) struct EventFacts {
     pub(super) protected: bool,
     pub(super) before_sha: String,
     pub(super) merge_request: Option<MergeRequest>,
-    /// Changes that `rules:changes` checks. `None` means that the changes are unknown. `changes` then always matches.
+    /// Changes that `rules:changes` checks. `None` means that the changes are unknown. In that case, `rules:changes` always matches.
     pub(super) changes: Option<Changes>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct EventFacts {
 pub(super) struct MergeRequest {
     /// Target branch.
     pub(super) target: String,
-    /// Merge base with the target branch. `None` if the target branch is not known locally.
+    /// Merge base with the target branch. `None` if the target branch is not known locally, or shares no commit with this branch.
     pub(super) base: Option<MergeBase>,
 }
 
@@ -212,10 +212,10 @@ fn merge_request(
     Ok(MergeRequest { target, base })
 }
 
-/// Returns the commit with which a push is compared, and its description: the upstream branch as last fetched, or the previous
-/// commit if there is nothing to push.
+/// Returns the commit with which a push is compared, and the description of that commit.
 ///
-/// Returns `None` for a branch without upstream. Such a branch would be new on the server, so its changes are unknown.
+/// This is the upstream branch as last fetched, or the previous commit if there is nothing to push. Returns `None` for a branch without
+/// upstream, which would be new on the server, and if there is nothing to push and no previous commit. The changes are then unknown.
 fn pushed_from(snapshot: &Snapshot) -> Option<(String, String)> {
     let upstream = snapshot.upstream()?;
     let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;

@@ -12,7 +12,7 @@ use muster_source::SnapshotError;
 pub(crate) enum ExitStatus {
     /// 0: no job failed, except jobs that are allowed to.
     Passed,
-    /// 1: the pipeline failed.
+    /// 1: the pipeline failed, or a named job waits for manual jobs that are not named.
     Failed,
     /// 2: the configuration, the arguments or this machine have a problem. No pipeline ran to completion.
     BadConfiguration,
@@ -61,7 +61,7 @@ pub(crate) enum CiError {
         #[source]
         source: std::io::Error,
     },
-    /// The state directory could not be written.
+    /// A file in the state directory could not be written.
     #[error(
             "failed to write to the state directory at `{}`; free some space or fix its permissions, or set MUSTER_STATE_DIR \
              (or XDG_STATE_HOME) to a writable directory",
@@ -74,14 +74,14 @@ pub(crate) enum CiError {
         #[source]
         source: std::io::Error,
     },
-    /// Some directories could not be deleted. Each one has been reported.
+    /// Some directories could not be deleted completely. For each directory, the first problem has been reported.
     #[error(
             "failed to delete {} of the state directory; delete the files of other users (such as files that jobs created with `sudo` or \
              in containers) as these users, then clean again",
             if *directories == 1 { "one entry".to_owned() } else { format!("{directories} entries") }
     )]
     NotDeleted {
-        /// Number of directories.
+        /// Number of these directories.
         directories: usize,
     },
     /// The disk of the state directory remained full.

@@ -9,7 +9,7 @@ use muster_source::Snapshot;
 pub(super) struct ProjectIdentity {
     /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// Base URL of the server: scheme, host and port of the remote. `None` if no remote has a host.
+    /// Base URL of the server's web pages. `None` without a remote, and if the remote's URL is not one of a project on a server.
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,
@@ -97,8 +97,9 @@ fn path_part(name: &str) -> String {
     if trimmed.is_empty() { slug("project") } else { trimmed.to_owned() }
 }
 
-/// Parses URLs such as `https://host/group/app.git`, `ssh://git@host:22/group/app.git` and `git@host:group/app.git`. Returns `None` for
-/// local paths.
+/// Parses URLs such as `https://host/group/app.git`, `ssh://git@host:22/group/app.git` and `git@host:group/app.git`.
+///
+/// Returns `None` for local paths, for other schemes, and for projects without a group.
 fn parse_remote(url: &str) -> Option<Remote> {
     let clean = |path: &str| {
         let path = path.trim_matches('/');

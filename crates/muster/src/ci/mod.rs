@@ -7,7 +7,7 @@
 //! Each subcommand is a module. They share `args`, `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs)
 //! and `ui` (all output).
 //!
-//! Invariant: however a command ends, the user's repository is unchanged and no process of the command remains.
+//! Invariant: however a command ends, no process of the command remains, and only `muster ci vendor` has changed the user's repository.
 
 mod args;
 mod clean;

@@ -22,7 +22,7 @@ use super::ui;
 
 /// Default name of the pipeline configuration file.
 const CONFIG_FILE: &str = ".gitlab-ci.yml";
-/// Value of `CI_SERVER_URL` if no coordinator runs.
+/// URL that stands for the coordinator in the predefined variables if no coordinator runs.
 const NO_SERVER: &str = "http://127.0.0.1";
 
 /// A compiled pipeline, and its sources.
@@ -112,7 +112,9 @@ pub(super) struct PipelineSources {
     pub(super) text: Vec<u8>,
 }
 
-/// Takes the snapshot, reads the configuration, and passes both to `work`, all on a thread that may block. The snapshot is deleted afterwards.
+/// Takes the snapshot, reads the configuration, and passes both to `work`.
+///
+/// All of this happens on a thread that may block. The snapshot is deleted afterwards.
 pub(super) async fn with_sources<T: Send + 'static>(
     args: PipelineArgs,
     work: impl FnOnce(PipelineSources) -> Result<T, CiError> + Send + 'static,

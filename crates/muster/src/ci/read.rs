@@ -12,7 +12,8 @@ use muster_pipeline::limits::Limits;
 /// Also reads a pipe that the shell passes (`--var-file <(command)`), because such a pipe has a writer.
 ///
 /// # Errors
-/// Returns the system's error, or [`io::ErrorKind::InvalidInput`] if the path is not a regular file. Such a path is not opened.
+/// Returns the system's error, [`io::ErrorKind::IsADirectory`] for a directory, or [`io::ErrorKind::InvalidInput`] for a socket, a device or
+/// another named pipe. None of these is opened.
 pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     let meta = std::fs::metadata(path)?;
     if meta.is_dir() {

@@ -69,7 +69,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// Parses the number of a run. `last` is the last run. Returns `None` if the text is neither, or if there are no runs.
+/// Parses the number of a run, or `last`. Returns `None` for any other text, and for `last` if there are no runs.
 fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
     if text == "last" { project.run_numbers().last().copied() } else { text.parse().ok() }
 }
@@ -266,6 +266,8 @@ fn usage_text(usage: &ResourceUsage) -> Option<String> {
         memory_bytes: usage.memory_bytes,
         read_bytes: usage.read_bytes,
         written_bytes: usage.written_bytes,
+        received_bytes: usage.received_bytes,
+        sent_bytes: usage.sent_bytes,
     };
     parts_text(of_processes, if usage.counted_by_process { " in its largest process" } else { "" })
 }
@@ -282,7 +284,9 @@ fn parts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
     let memory = size(usage.memory_bytes).map(|size| format!("{size} of memory{memory_suffix}"));
     let read = size(usage.read_bytes).map(|size| format!("{size} read"));
     let written = size(usage.written_bytes).map(|size| format!("{size} written"));
-    let parts: Vec<String> = [cpu, memory, read, written].into_iter().flatten().collect();
+    let received = size(usage.received_bytes).map(|size| format!("{size} received"));
+    let sent = size(usage.sent_bytes).map(|size| format!("{size} sent"));
+    let parts: Vec<String> = [cpu, memory, read, written, received, sent].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| format!("used {}", parts.join(", ")))
 }
 

@@ -102,7 +102,7 @@ impl ProjectState {
             let directory = self.run_directory(number);
             fs::create_dir(&directory)?;
             fs::write(self.counter(), format!("{number}\n"))?;
-            // Only a process that asks whether the run is active can hold this lock, for a moment.
+            // Only a process that checks whether the run is active can hold this lock, for a moment.
             let run_lock = lock(&directory.join("lock"), &|_| ())?;
             Ok(Run { number, directory, _lock: run_lock })
         };
@@ -127,10 +127,9 @@ impl ProjectState {
         moved.map_or(Ok(()), |moved| remove_all(&moved))
     }
 
-    /// Waits until no other process starts, discards or deletes a run. Until the lock is released, none does. Prints a note if it must
-    /// wait.
+    /// Obtains the lock without which no process starts, discards or deletes a run. Prints a note before it waits for another process.
     ///
-    /// A run that is being started already has a directory, but is not active yet.
+    /// Needed because a run that is being started already has a directory, but is not active yet.
     pub(super) fn lock(&self) -> io::Result<File> {
         self.lock_and(&|path| {
             ui::note(&format!(
@@ -140,7 +139,7 @@ impl ProjectState {
         })
     }
 
-    /// Same as [`Self::lock`], but calls `on_wait` with the path of the lock if it must wait.
+    /// Same as [`Self::lock`], but calls `on_wait` with the path of the lock instead of printing a note.
     fn lock_and(&self, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
         lock(&self.directory.join("lock"), on_wait)
     }

@@ -40,12 +40,14 @@ impl Trash {
 
     /// Deletes the content of the trash, or as much of it as can be deleted. Returns the freed space in bytes.
     ///
-    /// Calls `on_error` for each directory that could not be deleted, with the first path and its error.
+    /// Calls `on_error` once for each directory that could not be deleted completely, with the first path and its error.
     pub(super) fn empty(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) -> u64 {
         self.entries().iter().map(|entry| remove_as_much_as_possible(entry, on_error)).sum()
     }
 
-    /// Deletes the content of the trash as [`Trash::empty`] does, but reports a directory only once, however often the trash is emptied.
+    /// Deletes the content of the trash as [`Trash::empty`] does, but reports each directory only once.
+    ///
+    /// Later calls, also by other processes, do not report the directory again.
     pub(super) fn empty_and_report_once(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) {
         for entry in self.entries() {
             let is_reported = entry.extension().is_some_and(|extension| extension == REPORTED);
@@ -55,7 +57,7 @@ impl Trash {
                 let inner = path.strip_prefix(&entry).map_or_else(|_| path.to_owned(), |inner| reported.join(inner));
                 failed = Some((inner, io::Error::new(error.kind(), error.to_string())));
             });
-            // Without the mark, the directory is reported again later.
+            // A directory that cannot be marked is not reported, because each later call would report it again.
             if let Some((path, error)) = failed
                 && !is_reported
                 && fs::rename(&entry, &reported).is_ok()

@@ -35,12 +35,12 @@ pub(crate) fn out(text: &str) {
     let _ = out_while_read(text);
 }
 
-/// Prints to standard output. Returns `Break` if the reader has closed it.
+/// Prints to standard output. Returns `Break` if the reader has closed the pipe, or the text could not be written.
 pub(crate) fn out_while_read(text: &str) -> ControlFlow<()> {
     write_all(&mut anstream::stdout().lock(), text.as_bytes())
 }
 
-/// Prints bytes to standard output, including colors that [`out_while_read`] would remove. Returns `Break` if the reader has closed it.
+/// Prints bytes to standard output as [`out_while_read`] does, but never removes colors.
 pub(crate) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
     write_all(&mut std::io::stdout().lock(), bytes)
 }
@@ -97,7 +97,7 @@ pub(crate) fn report(problem: &dyn std::error::Error) {
     }
 }
 
-/// Returns the messages of the causes, without those with which the message before them already ends.
+/// Returns the messages of the causes. Omits each message with which the message before it already ends.
 fn further_causes(problem: &dyn std::error::Error) -> Vec<String> {
     let mut messages = vec![problem.to_string()];
     for cause in std::iter::successors(problem.source(), |cause| cause.source()) {

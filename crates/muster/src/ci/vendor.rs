@@ -64,8 +64,9 @@ fn check(pipeline: PipelineSources) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// Loads the configuration and its child pipelines, first for the event, then with all includes regardless of their rules. Returns whether
-/// everything that the event needs was loaded.
+/// Loads the configuration and its child pipelines. Returns whether everything that the event needs was loaded.
+///
+/// The first pass loads what the event needs, the second pass all includes regardless of their rules.
 fn load_all(text: &[u8], context: &Context, sources: &SnapshotSources) -> bool {
     let event = LoadPass { context, sources, is_required: true };
     let all = Context { ignores_include_rules: true, ..context.clone() };

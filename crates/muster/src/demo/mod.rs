@@ -116,7 +116,7 @@ struct Outcome {
     /// Number of instances that still exist. Any number except 0 is a bug.
     instances_left: usize,
     elapsed: Duration,
-    /// Goal of a headless demo: number of jobs, and timeout in seconds.
+    /// Goal of a headless demo: number of jobs, and timeout in seconds. `None` for a demo with a screen.
     goal: Option<(usize, u64)>,
 }
 

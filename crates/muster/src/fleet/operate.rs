@@ -20,7 +20,7 @@ use crate::flags;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(25);
 /// Maximum length of a reason, in characters.
 const MAX_REASON_CHARS: usize = 1000;
-/// Maximum size of a reply.
+/// Maximum size of a reply in bytes.
 const MAX_REPLY_BYTES: u64 = 1 << 20;
 
 /// Target of the operation, and its manager.

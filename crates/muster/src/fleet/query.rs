@@ -130,8 +130,9 @@ impl ManagerTarget {
         Err(QueryError::NoStateDir)
     }
 
-    /// Returns the sources in the order of preference: the manager of the configuration, if it has a `listen_address`, then the
-    /// manager's state on disk.
+    /// Returns the sources in the order of preference.
+    ///
+    /// The manager of the configuration comes first, if it has a `listen_address`. The manager's state on disk comes second.
     fn endpoints(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
         let path = self.config.path();
         // Other errors are reported when the file is loaded.

@@ -226,7 +226,9 @@ fn max_running(jobs: &[Job]) -> u64 {
     max
 }
 
-/// Returns why the simulation of a policy would take too long. `max_running` is the maximum number of jobs at once.
+/// Returns why the simulation of a policy would take too long. `None` means that it would not.
+///
+/// `max_running` is the maximum number of jobs that run at once if no job waits.
 fn too_large(config: &Config, cloud: &CloudConfig, max_running: u64) -> Option<String> {
     let idle = config.policies.max_idle(max_running).div_ceil(u64::from(config.capacity.get()));
     let max = config.groups.iter().map(|group| Some(u64::from(group.max_instances)).filter(|max| *max > 0));

@@ -67,7 +67,9 @@ fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
     false
 }
 
-/// Installs each plugin that is not available. Does not upgrade executables that are given by a path or found on `PATH`.
+/// Installs each plugin that is not available, or that the flags apply to. Returns false if a plugin failed.
+///
+/// The flags do not apply to executables that are given by a path or found on `PATH`, nor to built-in plugins.
 pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Result<bool, PluginError> {
     let context = lookup_context();
     let mut all_succeeded = true;

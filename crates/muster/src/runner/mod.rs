@@ -145,7 +145,7 @@ pub(crate) fn go_style_arguments(arguments: &[OsString], first: usize) -> Vec<Os
 
 /// Runs a command of gitlab-runner.
 pub(crate) fn run(cli: Cli) -> ExitCode {
-    // The log of these commands would be part of a job's log, so they initialize it themselves.
+    // The log of the `steps` commands would become part of a job's log, so these commands initialize their log themselves.
     if !matches!(cli.command, Command::Steps(_)) {
         cli.globals.apply(matches!(&cli.command, Command::Run(args) if args.syslog));
     }

@@ -72,7 +72,8 @@ fn every_gitlab_runner_flag_exists_or_differs_intentionally() {
         }
     }
     let unused = INTENTIONAL_DIFFERENCES.iter().enumerate().filter(|(index, _)| !used.contains(index));
-    mismatches.extend(unused.map(|(_, difference)| format!("nothing differs as in {difference:?}, so remove it")));
+    mismatches
+        .extend(unused.map(|(_, difference)| format!("the difference {difference:?} no longer exists, so remove it")));
     assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct ReadLogsArgs {
     wait_file_timeout: Duration,
 }
 
-/// Runs `read-logs`, until the file is deleted or its reader closes the output.
+/// Runs `read-logs` until the file is deleted, or until the process that reads the output closes it.
 pub(super) fn run(args: &ReadLogsArgs) -> ExitCode {
     let mut output = io::stdout().lock();
     match follow(args, &mut output) {

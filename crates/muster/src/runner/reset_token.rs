@@ -78,7 +78,9 @@ async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
     reset_one(args, args.selected(&runners)?).await
 }
 
-/// Resets the token of one runner, and saves the new token immediately, because the server no longer accepts the old one.
+/// Resets the token of one runner, and saves the new token immediately.
+///
+/// The server no longer accepts the old token.
 async fn reset_one(args: &ResetTokenArgs, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
     let path = args.select.config.path();

@@ -16,16 +16,17 @@ use super::run::{CommandError, TargetArgs, print_log, run_to_end};
 /// Names of the runs, and of their directories.
 const RUNS: [&str; 2] = ["first", "second"];
 
-/// Results of the two runs.
+/// Result of a run, compared with an earlier run.
 pub(super) struct Comparison {
-    /// Result of the last run.
+    /// Result of the later run. If the first of two runs failed, the result of that run.
     pub(super) result: JobResult,
-    /// Differences. Empty if a run failed.
+    /// Differences between the runs. [`run_twice`] finds none if a run failed.
     pub(super) differences: Vec<String>,
 }
 
-/// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step. If the first run fails, there is no
-/// second run.
+/// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step.
+///
+/// If the first run fails, there is no second run.
 pub(super) async fn run_twice(
     agent: &LocalAgent,
     target: &TargetArgs,

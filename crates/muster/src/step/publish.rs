@@ -161,7 +161,7 @@ async fn write_marks(
     Ok(digest)
 }
 
-/// Parses the reference of an image. Returns it with its repository and its tag.
+/// Parses the reference of an image. Returns the source, its repository and its tag.
 fn parse_image(text: &str) -> Result<(Source, Repository, String), StepCommandError> {
     let source = RemoteStep::parse(text, Dialect::Current)?.source;
     let Source::Oci { registry, repository, tag } = &source else {

@@ -113,7 +113,7 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
     finish(&result?, args.results.as_deref())
 }
 
-/// Writes and prints the result of the first run, and then the differences of the second run. Fails if there is a difference.
+/// Writes and prints the result of the later run, and then the differences from the earlier run. Fails if there is a difference.
 pub(super) fn report(compared: &Comparison, results: Option<&Path>) -> Result<ExitCode, CommandError> {
     let code = finish(&compared.result, results)?;
     for difference in &compared.differences {

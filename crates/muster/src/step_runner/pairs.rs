@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pairs(pub(super) Vec<(String, String)>);
 
-/// Argument that contains no pair of a name and a value.
+/// Part of an argument that is not a pair of a name and a value.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} is not of the form name=value; separate several pairs with commas, and quote a pair with a comma in its value"

@@ -63,8 +63,9 @@ fn socket(dir: Option<PathBuf>) -> Result<PathBuf, ServeError> {
     }
 }
 
-/// Serves the API on a socket, and on an address if there is one, until a signal or the end of the command. Jobs end with this process, so their files are temporary.
+/// Serves the API on a socket, and on the TCP address if it is set, until a signal or the end of the command.
 ///
+/// Jobs end with this process, so their files are temporary.
 /// Returns the exit code of the command if the command ended before a signal stopped the server. Otherwise returns success.
 pub(super) fn serve(
     socket: PathBuf,
@@ -96,7 +97,7 @@ pub(super) fn serve(
         let run_command = async {
             match command {
                 Some(command) if is_ready.await.is_ok() => command.run().await,
-                // The server ends at a signal.
+                // Without a command, only a signal ends the server.
                 _ => std::future::pending().await,
             }
         };
@@ -137,7 +138,7 @@ impl JobCommand {
     async fn run(self) -> Result<ExitCode, ServeError> {
         let program = PathBuf::from(&self.program);
         let (sender, started) = oneshot::channel();
-        // A separate thread, because reading from standard input cannot be canceled. It ends with this process.
+        // A separate thread, because reading from standard input cannot be canceled. The thread ends with this process.
         std::thread::spawn(move || self.run_with_input(&mut io::stdin().lock(), sender));
         let ended = match started.await {
             Ok(Ok(Some(mut child))) => {
@@ -155,7 +156,9 @@ impl JobCommand {
         Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
     }
 
-    /// Starts the command at the first byte of the input, sends its process, and copies the input to it. Sends `None` if the input is empty.
+    /// Starts the command at the first byte of the input, sends its process to `started`, and copies the input to the process.
+    ///
+    /// Sends `None` if the input is empty.
     fn run_with_input(&self, input: &mut impl Read, started: oneshot::Sender<io::Result<Option<Child>>>) {
         let mut first = [0];
         let mut child = match input.read(&mut first) {

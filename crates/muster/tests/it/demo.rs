@@ -98,7 +98,7 @@ fn demo_reports_a_sufficient_open_files_limit() {
 async fn interrupted_demo_exits_cleanly() {
     let directory = tempfile::tempdir().unwrap();
     let mut running = demo(directory.path(), &["--jobs", "400", "--boot-time-ms", "100"]).spawn().unwrap();
-    // An instance exists, so jobs are running.
+    // Once an instance exists, the demo is in the middle of its work.
     let has_instance = || {
         let directories = std::fs::read_dir(directory.path()).unwrap().flatten();
         // The plugin creates its own directory for instances before the first instance.
@@ -117,7 +117,7 @@ async fn interrupted_demo_exits_cleanly() {
     kill_process(Pid::from_raw(i32::try_from(running.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     let output = running.wait_with_output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "not all jobs are done: {stdout}");
+    assert_eq!(output.status.code(), Some(1), "a demo with unfinished jobs must fail: {stdout}");
     assert!(stdout.contains(", 0 left"), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     check_nothing_is_left(directory.path());
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::process::CommandResult;
 
-/// Runs the script with a Cargo that prints these messages. The built executable is `echo`.
+/// Runs the script with a Cargo that prints the messages `output`, and reports the path `executable` (as JSON) as what it built.
 fn run(output: &str, executable: &str) -> CommandResult {
     let directory = tempfile::tempdir().unwrap();
     let cargo = directory.path().join("cargo");
@@ -17,7 +17,7 @@ fn run(output: &str, executable: &str) -> CommandResult {
     std::fs::write(&cargo, format!("#!/bin/sh\ncat >&2 <<'END'\n{output}\nEND\ncat <<'END'\n{artifacts}\nEND\n"))
         .unwrap();
     std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
-    // The executable of another clone exists, too.
+    // The executable of another clone exists in the cache. The script must not run it.
     let other = directory.path().join("cache/muster/target/x86_64/debug/muster");
     std::fs::create_dir_all(other.parent().unwrap()).unwrap();
     std::fs::write(other, "").unwrap();

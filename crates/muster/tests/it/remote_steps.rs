@@ -90,7 +90,7 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
     let Some(fixture) = Fixture::new() else { return };
     let (one, two) = (fixture.image("1.0.0"), fixture.image("latest"));
     fixture.pass(&["step", "publish", "echo", &one]);
-    // A local step calls the remote one, so it is pinned, too.
+    // A step that only a local step calls must be pinned as well.
     fixture.project.write("local/step.yml", &format!("{{}}\n---\nrun: [{{name: inner, step: '{one}'}}]\n"));
     fixture.pipeline("./local");
     let printed = fixture.pass(&["step", "lock"]);
@@ -112,7 +112,7 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
     let printed = fixture.fail(&["step", "verify"]);
     assert!(printed.contains(&format!("muster-steps.lock does not name {two}; run `muster step lock`")), "{printed}");
     fixture.pass(&["step", "lock"]);
-    assert!(!fixture.lock().contains(&one), "a pin that is not used is removed");
+    assert!(!fixture.lock().contains(&one), "a pin that is not used must be removed");
     assert!(fixture.pass(&["ci", "run"]).contains("<second hello>"));
 }
 
@@ -156,14 +156,14 @@ fn lock_keeps_pins_and_update_replaces_them() {
     fixture.pass(&["step", "publish", "echo", &other]);
     move_tag(&fixture.registry, "other", "main");
     fixture.pass(&["step", "lock"]);
-    assert_eq!(fixture.lock(), first, "the tag has moved, the pin has not");
+    assert_eq!(fixture.lock(), first, "the pin must not follow the tag");
     assert!(fixture.pass(&["ci", "run"]).contains("<first hello>"));
     let printed = fixture.pass(&["step", "update", &tag]);
     assert!(printed.contains(&format!("updated {tag}: sha256:")), "{printed}");
     assert!(fixture.pass(&["ci", "run"]).contains("<second hello>"));
 }
 
-/// Makes one tag point to the index of another one.
+/// Makes the tag `to` point to the index of the tag `from`.
 fn move_tag(registry: &DockerRegistry, from: &str, to: &str) {
     let tags = registry.dir().join("data/docker/registry/v2/repositories/g/echo/_manifests/tags");
     let link = std::fs::read(tags.join(from).join("current/link")).unwrap();
@@ -196,7 +196,7 @@ fn marks_are_printed_by_the_next_job_that_uses_the_step() {
     for warning in ["is deprecated: use 2.0.0", "is defective: loses words"] {
         assert!(log.contains(&format!("WARNING: the step {image} {warning}")), "{warning}: {log}");
     }
-    assert!(log.contains("<first hello>"), "a mark does not stop the job, and does not change the digest: {log}");
+    assert!(log.contains("<first hello>"), "a mark must neither stop the job nor change the digest: {log}");
     fixture.pass(&["step", "mark", &image, "--defective", "loses letters"]);
     let log = fixture.pass(&["ci", "run"]);
     assert!(log.contains("loses letters") && !log.contains("use 2.0.0") && !log.contains("loses words"), "{log}");

@@ -128,7 +128,7 @@ fn check_extension(target: &IncludeTarget, span: Span, diagnostics: &mut Vec<Dia
     is_yaml
 }
 
-/// Returns the name of a target without its accessor.
+/// Returns the name of a target without its kind (`local`, `remote`, ...).
 pub(super) fn name(target: &IncludeTarget) -> String {
     match target {
         IncludeTarget::Local { path, .. } => path.clone(),
@@ -140,19 +140,19 @@ pub(super) fn name(target: &IncludeTarget) -> String {
     }
 }
 
-/// Returns the accessor and name of a target, such as `local ci/build.yml`.
+/// Returns the kind and name of a target, such as `local ci/build.yml`.
 pub(super) fn description(target: &IncludeTarget) -> String {
-    let accessor = match target {
+    let kind = match target {
         IncludeTarget::Local { .. } => "local",
         IncludeTarget::Project { .. } => "project",
         IncludeTarget::Remote { .. } => "remote",
         IncludeTarget::Template { .. } => "template",
         IncludeTarget::Component { .. } => "component",
     };
-    format!("{accessor} {}", name(target))
+    format!("{kind} {}", name(target))
 }
 
-/// Returns the accessor and location of an entry as written.
+/// Returns the kind and location of an entry as written.
 pub(super) fn location_description(location: &Location) -> String {
     match location {
         Location::Local(path) => format!("local {}", path.text),

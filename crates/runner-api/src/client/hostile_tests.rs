@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use url::Url;
 
-use super::{Client, ClientError, JOB_REQUEST_TIMEOUT, JobOffer, Progress};
+use super::job_request::JOB_REQUEST_TIMEOUT;
+use super::{Client, ClientError, JobOffer, Progress};
 use crate::payload::JobPayload;
 use crate::wire::JobRequest;
 

@@ -1,13 +1,17 @@
 //! Client of the runner API, for managers and their agents.
 //!
-//! Each method is one HTTP call with a timeout. No method retries: callers decide with [`crate::retry`]. A [`Client`]
-//! is a pool of connections, which is recreated when its certificates change. Clones share the pool.
+//! Each method is one call with a timeout. No method retries: callers decide with [`crate::retry`]. Only a job request
+//! that fails over gRPC is repeated, over HTTP. A [`Client`] is a pool of connections, which is recreated when its
+//! certificates change. Clones share the pool.
 
 mod artifacts;
 mod connect_error;
 mod error;
+mod grpc;
+mod grpc_switch;
 #[cfg(test)]
 mod hostile_tests;
+mod job_request;
 mod observe;
 mod pinned_certificate;
 mod progress;
@@ -23,17 +27,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, StatusCode, header};
+use http::{Method, header};
 use muster_job::JobId;
 use reqwest::{RequestBuilder, Response};
 use serde::Serialize;
-use tokio::time::Instant;
 use url::Url;
 
-use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED, JobRequest, UpdateRequest};
+use crate::wire::UpdateRequest;
 
 pub use artifacts::UploadTimeouts;
 pub use error::ClientError;
+use grpc_switch::GrpcSwitch;
 pub use observe::{CallObserver, EndedCall};
 pub use progress::Progress;
 pub use reply::{JobOffer, TraceReply, UpdateReply};
@@ -43,8 +47,6 @@ use transport::Transport;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// GitLab's front end holds a job request for up to 50 s, and proxies may hold it for longer.
-const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Client of the runner API of a coordinator.
@@ -54,6 +56,8 @@ pub struct Client {
     /// Base URL, which ends with `/api/v4/`.
     base: Url,
     observer: Option<Arc<dyn CallObserver>>,
+    /// Whether the coordinator at `base` gets job requests over gRPC.
+    grpc: Arc<GrpcSwitch>,
 }
 
 impl Client {
@@ -81,7 +85,7 @@ impl Client {
     pub fn with_max_connection_age(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
         let transport = Arc::new(Transport::new(base.clone(), tls.clone(), age)?);
-        Ok(Self { transport, base, observer: None })
+        Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
     /// Returns the same client for another host, for [`ClientError::Redirected`].
@@ -89,7 +93,7 @@ impl Client {
     /// # Errors
     /// Returns [`ClientError::Setup`] if the URL is invalid.
     pub fn with_base_url(&self, url: &Url) -> Result<Self, ClientError> {
-        Ok(Self { base: base_url(url)?, ..self.clone() })
+        Ok(Self { base: base_url(url)?, grpc: Arc::default(), ..self.clone() })
     }
 
     /// Creates a client even if a certificate file is currently invalid. Until the file changes, calls are sent without
@@ -100,63 +104,7 @@ impl Client {
     pub fn with_deferred_tls(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
         let transport = Arc::new(Transport::with_deferred_tls(base.clone(), tls.clone(), age)?);
-        Ok(Self { transport, base, observer: None })
-    }
-
-    /// Requests a job (`POST /jobs/request`). The coordinator may hold the call until there is a job. `progress` tracks
-    /// the call.
-    ///
-    /// # Errors
-    /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
-    ///
-    /// If only ID and token can be read, also from an incomplete response, the call returns a job with the reason why
-    /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
-    pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
-        const CALL: &str = "job request";
-        let response = self.send_job_request(CALL, request, progress).await?;
-        progress.mark_answered();
-        let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
-        let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
-        let repeats = announced.is_some_and(|value| value == IDEMPOTENCY_HONORED);
-        let (job, text) = match response.status() {
-            StatusCode::NO_CONTENT => (None, String::new()),
-            _ => {
-                let (job, text) = reply::job(CALL, response).await?;
-                (Some(Box::new(job)), text)
-            }
-        };
-        Ok(JobOffer { job, text, last_update, repeats })
-    }
-
-    /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks
-    /// progress.
-    async fn send_job_request(
-        &self,
-        call: &'static str,
-        request: &JobRequest,
-        progress: &Progress,
-    ) -> Result<Response, ClientError> {
-        let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
-        let body = Bytes::from(body);
-        let deadline = Instant::now() + JOB_REQUEST_TIMEOUT;
-        let mut url = self.url("jobs/request");
-        let mut redirects = 0;
-        loop {
-            let attempt = self
-                .call_to(Method::POST, url)
-                .header(header::CONTENT_TYPE, "application/json")
-                .header(header::CONTENT_LENGTH, body.len())
-                .header(header::ACCEPT, "application/json")
-                .header("RUNNER-TOKEN", &request.token)
-                .timeout(deadline.saturating_duration_since(Instant::now()))
-                .body(progress.body(body.clone()));
-            let response = self.send(observe::REQUEST_JOB, call, attempt).await?;
-            match redirect::next(&response).filter(|_| redirects < redirect::MAX_REDIRECTS) {
-                Some(to) => url = to,
-                None => return Ok(response),
-            }
-            redirects += 1;
-        }
+        Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
     /// Updates the state of a job, and its result at the end (`PUT /jobs/:id`).

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use reqwest::{RequestBuilder, Response};
 
 use super::{Client, ClientError, reply, send};
+pub(super) use crate::job_router::GRPC;
 
 /// A finished call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,7 +15,7 @@ pub struct EndedCall {
     pub endpoint: &'static str,
     /// HTTP method.
     pub method: &'static str,
-    /// Status of the response. `None` if there was no response.
+    /// Status of the response. `None` if there was no response. For a call over gRPC, the status of the same response over HTTP.
     pub status: Option<u16>,
     /// Time from sending the request to the response headers, or to the failure.
     pub took: Duration,
@@ -25,6 +26,11 @@ pub trait CallObserver: Debug + Send + Sync {
     /// Called when a call has finished.
     fn ended(&self, call: &EndedCall);
 }
+
+/// Header with the ID of a call.
+pub(super) const REQUEST_ID: &str = "x-request-id";
+/// Name of HTTP in log lines.
+pub(super) const HTTP: &str = "http";
 
 // Name and method of each observed call.
 pub(super) const REQUEST_JOB: (&str, &str) = ("request_job", "POST");
@@ -51,18 +57,24 @@ impl Client {
         let answer = send(call, request).await;
         let took = started.elapsed();
         let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+        let id = answer.as_ref().ok().and_then(|answer| reply::text_header(answer.headers(), REQUEST_ID));
+        self.ended(EndedCall { endpoint, method, status, took }, HTTP, id.as_deref());
+        answer
+    }
+
+    /// Notifies the observer of a finished call, and logs it. `transport` is [`HTTP`] or [`GRPC`].
+    pub(super) fn ended(&self, call: EndedCall, transport: &'static str, request_id: Option<&str>) {
         if let Some(observer) = &self.observer {
-            observer.ended(&EndedCall { endpoint, method, status, took });
+            observer.ended(&call);
         }
         // The server logs this ID, too, so that the call can be found in its log.
-        let id = answer.as_ref().ok().and_then(|answer| reply::text_header(answer.headers(), "x-request-id"));
         tracing::debug!(
-            endpoint,
-            status = status.map_or(-1, i32::from),
-            correlation_id = id.as_deref().unwrap_or_default(),
-            duration_s = took.as_secs_f64(),
+            endpoint = call.endpoint,
+            transport,
+            status = call.status.map_or(-1, i32::from),
+            correlation_id = request_id.unwrap_or_default(),
+            duration_s = call.took.as_secs_f64(),
             "call to the coordinator ended"
         );
-        answer
     }
 }

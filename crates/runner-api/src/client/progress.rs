@@ -36,6 +36,11 @@ impl Progress {
         *stage == Stage::Canceled
     }
 
+    /// Returns true if the request was canceled before it was sent.
+    pub(super) fn is_canceled(&self) -> bool {
+        *self.0.lock() == Stage::Canceled
+    }
+
     /// Returns the time at which the request was sent. `None` before that, and after the response.
     #[must_use]
     pub fn sent_at(&self) -> Option<Instant> {
@@ -56,7 +61,8 @@ impl Progress {
         *self.0.lock() = Stage::Answered;
     }
 
-    /// Returns the body of the request. The body records the time when it is sent. A redirect sends it again.
+    /// Returns the body of the request. The body records the time when it is sent. A redirect sends it again, and so
+    /// does HTTP after a failure of gRPC.
     pub(super) fn body(&self, bytes: Bytes) -> Body {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {

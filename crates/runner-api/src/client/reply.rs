@@ -12,11 +12,12 @@ use serde::de::value::StrDeserializer;
 
 use super::{ClientError, redirect};
 use crate::payload::JobPayload;
+use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
 /// Maximum interval between trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
 const MAX_INTERVAL: Duration = Duration::from_secs(15 * 60);
 /// Maximum size of a response in bytes. Job payloads with all their variables are far smaller.
-const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
+pub(super) const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum size of an error response in bytes.
 const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 
@@ -85,6 +86,12 @@ pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(J
     let job = JobPayload::read(&body)
         .map_err(|message| ClientError::Protocol { call, message: content_type_error(&response).unwrap_or(message) })?;
     Ok((job, String::from_utf8(body).unwrap_or_default()))
+}
+
+/// Returns the version of the queue, and whether the coordinator returns the same job for the same idempotency key.
+pub(super) fn queue_state(headers: &HeaderMap) -> (Option<String>, bool) {
+    let repeats = text_header(headers, IDEMPOTENCY_HEADER).is_some_and(|value| value == IDEMPOTENCY_HONORED);
+    (text_header(headers, "x-gitlab-last-update"), repeats)
 }
 
 async fn json(call: &'static str, mut response: Response, expected: &[StatusCode]) -> Result<Vec<u8>, ClientError> {
@@ -189,7 +196,21 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     if let Some(message) = redirect::refused(&response) {
         return ClientError::Rejected { call, code: code.as_u16(), message };
     }
-    let message = message(response).await;
+    classify(call, code, status, retry_after, message(response).await)
+}
+
+/// Returns the error for a status that a caller of gRPC does not expect.
+pub(super) fn rejection(call: &'static str, code: StatusCode, message: String) -> ClientError {
+    classify(call, code, None, None, message)
+}
+
+fn classify(
+    call: &'static str,
+    code: StatusCode,
+    status: Option<JobStatus>,
+    retry_after: Option<Duration>,
+    message: String,
+) -> ClientError {
     match code.as_u16() {
         // A front end may answer every request with an HTML page and a success status.
         number if code.is_success() => ClientError::Protocol { call, message: format!("{number} {message}") },

@@ -105,7 +105,8 @@ impl TlsFiles {
 /// # Errors
 /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
 pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError> {
-    let builder = reqwest::Client::builder();
+    // Over HTTP/2, the ranges of a large download would share one connection.
+    let builder = reqwest::Client::builder().http1_only();
     Ok(match tls.config()? {
         Some(config) => builder.use_preconfigured_tls(config),
         None => builder,

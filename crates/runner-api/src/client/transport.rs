@@ -10,9 +10,15 @@ use std::time::{Duration, Instant};
 
 use muster_job::error_chain;
 use parking_lot::Mutex;
+use reqwest::redirect::Policy;
 use url::Url;
 
 use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, redirect, user_agent};
+
+/// Time between two pings while a gRPC call waits. Servers of gRPC reject pings that arrive more often.
+const GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+/// Time without an answer to a ping after which a gRPC call fails. A server or proxy without HTTP/2 may not answer anything.
+const GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Maximum age of a connection for reuse (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,6 +57,8 @@ type Stamps = [Option<Stamp>; 3];
 #[derive(Debug)]
 struct Current {
     http: reqwest::Client,
+    /// Client for gRPC with the same settings. Created when it is first needed.
+    grpc: Option<reqwest::Client>,
     created: Instant,
     stamps: Stamps,
 }
@@ -71,8 +79,9 @@ impl Transport {
     /// Returns [`ClientError::Setup`] if a certificate file is invalid.
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
-        let current = Mutex::new(Current { http: build(&base, &tls, age)?, created: Instant::now(), stamps });
-        Ok(Self { base, tls, age, current })
+        let current =
+            Current { http: build(&base, &tls, age, Protocol::Http)?, grpc: None, created: Instant::now(), stamps };
+        Ok(Self { base, tls, age, current: Mutex::new(current) })
     }
 
     /// Creates a transport even if a certificate file is invalid. The files are read again when they change.
@@ -81,29 +90,49 @@ impl Transport {
     /// Returns [`ClientError::Setup`] if no client can be created without the files either.
     pub(super) fn with_deferred_tls(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
-        let http = build(&base, &tls, age).or_else(|error| {
+        let http = build(&base, &tls, age, Protocol::Http).or_else(|error| {
             tracing::error!(%error, "failed to read the runner's certificates; they are read again when they change");
-            build(&base, &TlsFiles::default(), age)
+            build(&base, &TlsFiles::default(), age, Protocol::Http)
         })?;
-        Ok(Self { base, tls, age, current: Mutex::new(Current { http, created: Instant::now(), stamps }) })
+        let current = Mutex::new(Current { http, grpc: None, created: Instant::now(), stamps });
+        Ok(Self { base, tls, age, current })
     }
 
     /// Returns the client for the next call.
     pub(super) fn http(&self) -> reqwest::Client {
         let mut current = self.current.lock();
+        self.refresh(&mut current);
+        current.http.clone()
+    }
+
+    /// Returns the client for the next call over gRPC.
+    ///
+    /// # Errors
+    /// Returns [`ClientError::Setup`] if a certificate file is invalid.
+    pub(super) fn grpc(&self) -> Result<reqwest::Client, ClientError> {
+        let mut current = self.current.lock();
+        self.refresh(&mut current);
+        if let Some(grpc) = &current.grpc {
+            return Ok(grpc.clone());
+        }
+        let grpc = build(&self.base, &self.tls, self.age, Protocol::Grpc)?;
+        Ok(current.grpc.insert(grpc).clone())
+    }
+
+    /// Replaces the clients if they are too old, or if a certificate file has changed.
+    fn refresh(&self, current: &mut Current) {
         let stamps = stamps(&self.tls);
         let expired = matches!(self.age, ConnectionAge::UpTo(age) if current.created.elapsed() >= age);
         if expired || stamps != current.stamps {
             current.stamps = stamps;
             current.created = Instant::now();
-            match build(&self.base, &self.tls, self.age) {
-                Ok(http) => current.http = http,
+            match build(&self.base, &self.tls, self.age, Protocol::Http) {
+                Ok(http) => (current.http, current.grpc) = (http, None),
                 Err(error) => {
                     tracing::warn!(%error, "failed to reload the runner's certificates, keeping the previous ones")
                 }
             }
         }
-        current.http.clone()
     }
 }
 
@@ -113,7 +142,16 @@ fn stamps(tls: &TlsFiles) -> Stamps {
     [stamp(&tls.ca), stamp(&tls.certificate), stamp(&tls.key)]
 }
 
-fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Client, ClientError> {
+/// Protocol of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    /// HTTP/1.1.
+    Http,
+    /// HTTP/2 without negotiation, as gRPC requires.
+    Grpc,
+}
+
+fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> Result<reqwest::Client, ClientError> {
     let mut http = reqwest::Client::builder()
         .user_agent(user_agent())
         .connect_timeout(CONNECT_TIMEOUT)
@@ -121,9 +159,16 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Clie
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .tcp_nodelay(true)
         .tcp_keepalive(CONNECT_TIMEOUT)
-        .redirect(redirect::policy())
         // The header would reveal paths of one server to another.
         .referer(false);
+    http = match protocol {
+        Protocol::Http => http.http1_only().redirect(redirect::policy()),
+        Protocol::Grpc => http
+            .http2_prior_knowledge()
+            .http2_keep_alive_interval(GRPC_KEEPALIVE_INTERVAL)
+            .http2_keep_alive_timeout(GRPC_KEEPALIVE_TIMEOUT)
+            .redirect(Policy::none()),
+    };
     if age == ConnectionAge::NoReuse {
         http = http.pool_max_idle_per_host(0);
     }
@@ -136,7 +181,12 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<reqwest::Clie
         }
     }
     match tls.config() {
-        Ok(Some(config)) => http = http.use_preconfigured_tls(config),
+        Ok(Some(mut config)) => {
+            if protocol == Protocol::Grpc {
+                config.alpn_protocols = vec![b"h2".to_vec()];
+            }
+            http = http.use_preconfigured_tls(config);
+        }
         Err(error) if base.scheme() == "https" => return Err(error),
         // For HTTP, certificates are needed only after a redirect to HTTPS. That call then reports what is missing.
         Ok(None) | Err(_) => {}

@@ -44,12 +44,20 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
+impl Refusal {
+    /// Returns the status code of the response. Logs an error of the server.
+    pub(super) fn logged_code(&self) -> StatusCode {
         let code = self.code();
         if code.is_server_error() {
             tracing::error!(error = %self.0, "runner API call failed");
         }
+        code
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let code = self.logged_code();
         let message = format!("{} {}", code.as_u16(), code.canonical_reason().unwrap_or_default());
         let message = match &self.0 {
             ServiceError::Forbidden { .. } => message,

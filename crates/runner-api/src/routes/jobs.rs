@@ -8,7 +8,7 @@ use http::{HeaderMap, StatusCode, header};
 use muster_job::JobId;
 
 use super::answer::{Refusal, set_idempotency_honored, set_interval, set_last_update, set_size, set_status};
-use super::{Service, decode, empty, header_text, job_token, token_from};
+use super::{Service, decode, empty, header_text, job_router, job_token, token_from};
 use crate::service::ServiceError;
 use crate::wire::{JobRequest, UpdateRequest};
 
@@ -28,6 +28,7 @@ pub(super) async fn request(
     set_last_update(response.headers_mut(), &assignment.last_update);
     if service.repeats_assignments() {
         set_idempotency_honored(response.headers_mut());
+        job_router::announce(response.headers_mut());
     }
     Ok(response)
 }

@@ -1,6 +1,6 @@
-//! Server routes under `/api/v4`, which call the port [`RunnerService`].
+//! Server routes under `/api/v4`, and the gRPC service for job requests, which call the port [`RunnerService`].
 //!
-//! Converts HTTP requests to calls, and results to the statuses, headers and bodies that gitlab-runner 16.6 to 19.4
+//! Converts HTTP and gRPC requests to calls, and results to the statuses, headers and bodies that gitlab-runner 16.6 to 19.4
 //! expects (docs/spec/runner-api.md, sections 1 to 5, 9 and 11). Has no state and makes no decisions about jobs.
 //!
 //! Depending on the version of the runner, tokens are in `RUNNER-TOKEN`, in `JOB-TOKEN` or in the body.
@@ -9,6 +9,7 @@
 
 mod answer;
 mod artifacts;
+mod job_router;
 mod jobs;
 mod runners;
 #[cfg(test)]
@@ -39,7 +40,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 type Service = Arc<dyn RunnerService>;
 
-/// Returns the routes of the runner API, including the prefix `/api/v4`.
+/// Returns the routes of the runner API, including the prefix `/api/v4`, and the route of the gRPC service.
 pub fn router(service: Arc<dyn RunnerService>) -> Router {
     let runners = Router::new()
         .route("/runners", post(runners::register).delete(runners::unregister))
@@ -47,7 +48,7 @@ pub fn router(service: Arc<dyn RunnerService>) -> Router {
         .route("/runners/reset_authentication_token", post(runners::reset_token))
         .route("/runners/{id}/reset_authentication_token", post(runners::reset_token_with_pat))
         .route("/runners/managers", axum::routing::delete(runners::unregister_manager))
-        .route("/runners/router/discovery", get(runners::discovery))
+        .route("/runners/router/discovery", get(job_router::discovery))
         .route("/jobs/request", post(jobs::request))
         .layer(DefaultBodyLimit::max(MAX_RUNNER_BODY_BYTES));
     let updates =
@@ -59,8 +60,9 @@ pub fn router(service: Arc<dyn RunnerService>) -> Router {
     let artifacts = Router::new()
         .route("/jobs/{id}/artifacts", post(artifacts::upload).get(artifacts::download))
         .layer(DefaultBodyLimit::disable());
-    let api = runners.merge(updates).merge(traces).merge(artifacts).layer(from_fn(echo_request_id));
-    Router::new().nest("/api/v4", api).with_state(service)
+    let api = runners.merge(updates).merge(traces).merge(artifacts);
+    let api = Router::new().nest("/api/v4", api).merge(job_router::routes(Arc::clone(&service)));
+    api.layer(from_fn(echo_request_id)).with_state(service)
 }
 
 /// Sends the request ID of the caller back in the response, so that both logs can be correlated.

@@ -104,12 +104,6 @@ pub(super) async fn unregister_manager(
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
-/// `GET /runners/router/discovery`: 501, which runners do not retry. They poll instead (docs/spec/runner-api.md,
-/// section 9.1).
-pub(super) async fn discovery() -> Response {
-    empty(StatusCode::NOT_IMPLEMENTED)
-}
-
 fn token_request(body: &Bytes, headers: &HeaderMap) -> Result<TokenRequest, Refusal> {
     let mut request: TokenRequest = if body.is_empty() { TokenRequest::default() } else { decode(body)? };
     request.token = token_from(request.token, headers, RUNNER_TOKEN);

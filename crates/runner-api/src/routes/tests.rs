@@ -95,7 +95,6 @@ async fn runner_calls_return_expected_statuses() {
     let reset = server.json("POST", "/runners/reset_authentication_token", &body).await;
     assert_eq!((reset.status, server.json("DELETE", "/runners", &body).await.status), (201, 403));
     assert_eq!(server.json("DELETE", "/runners", &reset.body).await.status, 204);
-    assert_eq!(server.send("GET", "/runners/router/discovery", &["Runner-Token: x"], "").await.status, 501);
 }
 
 #[tokio::test]

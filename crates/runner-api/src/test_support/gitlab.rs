@@ -111,7 +111,7 @@ impl MemoryCoordinator {
         assert!(waited.is_ok(), "received {} job requests instead of {count}", self.requests());
     }
 
-    async fn until(&self, wanted: impl Fn(&State) -> bool) {
+    pub(super) async fn until(&self, wanted: impl Fn(&State) -> bool) {
         let mut changes = self.changed.subscribe();
         while !wanted(&self.state.lock()) && changes.changed().await.is_ok() {}
     }

@@ -5,6 +5,7 @@
 //! lost.
 
 mod gitlab;
+mod relay;
 mod runners;
 mod service;
 
@@ -23,6 +24,7 @@ use url::Url;
 use crate::payload::JobPayload;
 use crate::service::ArtifactQuery;
 use crate::wire::UpdateRequest;
+pub use relay::{Http2, Relay};
 pub use runners::{PERSONAL_TOKEN, REGISTRATION_TOKEN, Runner};
 
 /// The token of the runner that exists from the start.
@@ -251,6 +253,15 @@ impl MemoryCoordinator {
     #[must_use]
     pub fn max_waiting(&self) -> usize {
         self.state.lock().max_waiting
+    }
+
+    /// Waits until exactly this number of job requests is held.
+    ///
+    /// # Panics
+    /// Panics after the wait timeout.
+    pub async fn wait_for_held_requests(&self, count: usize) {
+        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.waiting == count)).await;
+        assert!(waited.is_ok(), "{} requests instead of {count} are held", self.state.lock().waiting);
     }
 
     /// Waits until `wanted` returns true for a job.

@@ -117,12 +117,11 @@ impl RunnerService for MemoryCoordinator {
             return self.request_job_as_gitlab(&request.last_update, search).await;
         }
         let mut changes = self.changed.subscribe();
-        {
-            let mut state = self.state.lock();
+        self.change(|state| {
             state.requests += 1;
             state.waiting += 1;
             state.max_waiting = state.max_waiting.max(state.waiting);
-        }
+        });
         // If the caller disconnects, this future is dropped, and the guard updates the count.
         let waiting = Waiting(self);
         let deadline = tokio::time::sleep(self.long_poll);
@@ -238,6 +237,6 @@ struct Waiting<'a>(&'a MemoryCoordinator);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().waiting -= 1;
+        self.0.change(|state| state.waiting -= 1);
     }
 }

@@ -1,10 +1,12 @@
 //! Steps that come with the agent: the step that fetches an image, and the steps of the port [`BundledSteps`](crate::bundled::BundledSteps).
 
 use indexmap::IndexMap;
+use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 
 use super::reference::OCI_FETCH;
-use super::user_steps::{StepError, UserSteps};
+use super::results::ExecResult;
+use super::user_steps::{Frame, StepError, UserSteps};
 use crate::bundled::BundledCall;
 use crate::definition::{Body, Kind, Outputs, Parameter, Spec, StepFile};
 use crate::expression::to_text;
@@ -24,23 +26,28 @@ pub(super) fn file(steps: &UserSteps<'_>, name: &str) -> Result<StepFile, StepEr
     Ok(StepFile { spec, body: Body::Bundled(name.to_owned()), env: IndexMap::new() })
 }
 
-/// Runs a bundled step. Returns its outputs.
+/// Signals that end the shell of a bundled step without making the step fail, as in gitlab-runner (docs/spec/steps.md, section 8.6).
+const TOLERATED_SIGNALS: [Signal; 4] = [Signal::HUP, Signal::PIPE, Signal::USR1, Signal::USR2];
+
+/// Runs a bundled step in the environment of `frame`. Returns its outputs.
 pub(super) async fn run(
     steps: &UserSteps<'_>,
     name: &str,
-    inputs: &Map<String, Value>,
+    frame: &Frame<'_>,
+    shell: &mut Option<ExecResult>,
 ) -> Result<Map<String, Value>, StepError> {
+    let inputs = &frame.inputs;
     let result = match &steps.bundled {
         _ if name == OCI_FETCH => fetch(steps, inputs).await,
         Some(port) => {
             let print = |message: &str| steps.log.write(Stream::Runner, style::info(message).as_bytes());
             let lookup = |name: &str| steps.variable(name);
             let call = BundledCall { name, inputs, work_dir: steps.work_dir, lookup: &lookup, print: &print };
-            port.run(call, steps.stop).await.map_err(|error| match error {
-                PortError::Stopped(cause) => StepError::Stopped(cause),
-                PortError::Failed(message) => StepError::Step(message),
-                PortError::System(message) => StepError::System(message),
-            })
+            match port.commands(&call) {
+                Some(Ok(commands)) => run_commands(steps, &commands, frame, shell).await,
+                Some(Err(error)) => Err(error.into()),
+                None => port.run(call, steps.stop).await.map_err(StepError::from),
+            }
         }
         None => Err(ReferenceError::Bundled(name.to_owned()).into()),
     };
@@ -51,6 +58,36 @@ pub(super) async fn run(
             Err(StepError::Exit(1))
         }
         result => result,
+    }
+}
+
+impl From<PortError> for StepError {
+    fn from(error: PortError) -> Self {
+        match error {
+            PortError::Stopped(cause) => Self::Stopped(cause),
+            PortError::Failed(message) => Self::Step(message),
+            PortError::System(message) => Self::System(message),
+        }
+    }
+}
+
+/// Runs the commands of a bundled step in a shell, which also gets the variables of the job.
+async fn run_commands(
+    steps: &UserSteps<'_>,
+    commands: &str,
+    frame: &Frame<'_>,
+    shell: &mut Option<ExecResult>,
+) -> Result<Map<String, Value>, StepError> {
+    // The system accepts no other names and values in the environment of a process.
+    let is_valid = |(name, value): &(&String, String)| !name.contains(['=', '\0']) && !value.contains('\0');
+    let variables = steps.variables.iter().map(|(name, value)| (name, to_text(value))).filter(is_valid);
+    let mut env = frame.env.clone();
+    env.extend(variables.map(|(name, value)| (name.clone(), value)));
+    match steps.script(commands, &env, shell).await {
+        Err(StepError::Signal(signal)) if TOLERATED_SIGNALS.iter().any(|tolerated| tolerated.as_raw() == signal) => {
+            Ok(Map::new())
+        }
+        result => result.map(|()| Map::new()),
     }
 }
 

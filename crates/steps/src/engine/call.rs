@@ -347,7 +347,7 @@ impl UserSteps<'_> {
                 self.exec(command, work_dir.as_deref(), frame, &mut details.exec).await?;
                 self.collect(file, files, &mut details.exports).await
             }
-            Body::Bundled(name) => bundled::run(self, name, inputs).await,
+            Body::Bundled(name) => bundled::run(self, name, frame, &mut details.exec).await,
             Body::Fake(fake) => self.run_fake(fake, &mut details.exports),
             Body::Run { entries, .. } => {
                 let inner = Frame {

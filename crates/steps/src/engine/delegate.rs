@@ -77,7 +77,7 @@ impl<J: Job> Engine<J> {
         }
         let mut steps = result.tree.steps;
         if !self.job.records_calls() {
-            // The job can answer in place of the second agent.
+            // A process of the job could impersonate the second agent, and add records that were not requested.
             steps.iter_mut().for_each(remove_calls);
         }
         nodes.append(&mut steps);

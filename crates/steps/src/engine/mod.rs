@@ -51,7 +51,7 @@ use crate::bundled::BundledSteps;
 pub use crate::disk::DiskError;
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
-use crate::process::{Processes, Usage, limited, measured};
+use crate::process::{JobNetwork, Processes, Usage, limited, measured};
 use crate::remote::StepSource;
 use crate::stop::StopToken;
 use crate::style;
@@ -135,6 +135,11 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
+    /// Returns the network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    fn network(&self) -> Option<&JobNetwork> {
+        None
+    }
+
     /// Returns the time that an earlier step used of the timeout for the sources.
     fn sources_time(&self) -> Duration {
         Duration::ZERO
@@ -143,7 +148,7 @@ pub trait Job: Send + Sync + 'static {
     /// Sets `CI_JOB_STATUS` for the job's processes.
     fn set_status(&self, status: &'static str);
 
-    /// Returns the request for the agent of this environment to run these steps.
+    /// Returns the request for the agent of `target` to run these steps.
     ///
     /// # Errors
     /// [`Failure`] if the steps cannot be serialized.
@@ -261,10 +266,14 @@ impl<J: Job> Engine<J> {
         progress.begin_step(step);
         self.set_state(step, StepState::Running);
         self.job.set_status(progress.ci_job_status(step));
+        let network = self.job.network();
         // Boxed, because the types of nested steps would otherwise be nested, too.
         let running = Box::pin(self.run_in_section(step, cancellation, progress.is_cancelable(step)));
-        let ((StepsResult { failure, nodes }, attempts), used) =
-            if step.is_by_author() { measured(limited(running)).await } else { measured(running).await };
+        let ((StepsResult { failure, nodes }, attempts), used) = if step.is_by_author() {
+            measured(network, limited(running)).await
+        } else {
+            measured(network, running).await
+        };
         self.set_state(step, StepState::from_end(failure.is_none()));
         if failure.is_some() && step.is_by_author() && self.job.processes().exceeded_memory_limit() {
             self.print(&style::error(

@@ -7,7 +7,7 @@ use muster_job::{TerminationCause, error_chain, milliseconds};
 
 use super::StepError;
 use crate::failure::Failure;
-use crate::process::Usage;
+use crate::process::{Traffic, Usage};
 
 /// Start time of a step or of a job.
 #[derive(Debug, Clone, Copy)]
@@ -58,18 +58,28 @@ impl StartTime {
     }
 }
 
-/// Returns the usage of a step, including the steps inside it. `None` means that none of these steps started a process.
+/// Returns the usage of a step, including the steps inside it. `None` means that none of these steps started a process or used the network.
 fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
-    let own = (own.processes > 0).then(|| StepUsage {
+    let of_processes = (own.processes > 0).then(|| StepUsage {
         cpu_ms: Some(milliseconds(own.cpu)),
         memory_bytes: Some(own.memory_bytes),
         read_bytes: Some(own.read_bytes),
         written_bytes: Some(own.written_bytes),
+        ..StepUsage::default()
     });
-    own.into_iter().chain(steps.iter().filter_map(|step| step.used)).reduce(|mut total, inner| {
+    let total = of_processes.into_iter().chain(steps.iter().filter_map(|step| step.used)).reduce(|mut total, inner| {
         total.add(&inner);
         total
-    })
+    });
+    // The traffic of the step includes the traffic of the steps inside it.
+    match own.traffic {
+        Some(traffic) if total.is_some() || traffic != Traffic::default() => Some(StepUsage {
+            received_bytes: Some(traffic.received_bytes),
+            sent_bytes: Some(traffic.sent_bytes),
+            ..total.unwrap_or_default()
+        }),
+        _ => total,
+    }
 }
 
 /// Final status of a step.
@@ -116,5 +126,44 @@ impl<T> From<&Result<T, StepError>> for StepEnd {
             _ => (StepStatus::Failure, None, None),
         };
         Self { status, exit_code, message: error_chain(error), cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn node(own: Usage, steps: Vec<StepNode>) -> StepNode {
+        StartTime::now().node("step", StepEnd::SUCCESS, own, steps)
+    }
+
+    fn traffic(received_bytes: u64, sent_bytes: u64) -> Option<Traffic> {
+        Some(Traffic { received_bytes, sent_bytes })
+    }
+
+    fn received_and_sent(node: &StepNode) -> (Option<u64>, Option<u64>) {
+        node.used.map(|used| (used.received_bytes, used.sent_bytes)).unwrap_or_default()
+    }
+
+    #[test]
+    fn traffic_of_a_step_includes_the_steps_inside_it_once() {
+        let process = Usage { processes: 1, cpu: Duration::from_millis(7), ..Usage::default() };
+        let inner = node(Usage { traffic: traffic(5, 6), ..process }, Vec::new());
+        assert_eq!(received_and_sent(&inner), (Some(5), Some(6)));
+        let outer = node(Usage { traffic: traffic(8, 9), ..process }, vec![inner.clone(), inner.clone()]);
+        assert_eq!((received_and_sent(&outer), outer.used.unwrap().cpu_ms), ((Some(8), Some(9)), Some(21)));
+        // The steps inside ran at another agent, whose network this agent does not see.
+        let delegating = node(Usage::default(), vec![inner.clone(), inner]);
+        assert_eq!(received_and_sent(&delegating), (Some(10), Some(12)));
+    }
+
+    #[test]
+    fn step_without_processes_has_a_usage_only_if_it_used_the_network() {
+        assert_eq!(node(Usage { traffic: traffic(0, 0), ..Usage::default() }, Vec::new()).used, None);
+        let upload = node(Usage { traffic: traffic(0, 6), ..Usage::default() }, Vec::new());
+        let expected = StepUsage { received_bytes: Some(0), sent_bytes: Some(6), ..StepUsage::default() };
+        assert_eq!(upload.used, Some(expected));
     }
 }

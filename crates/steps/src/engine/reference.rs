@@ -10,7 +10,7 @@ pub(super) const OCI_FETCH: &str = "step/oci/fetch";
 /// Steps with `dist://`, besides `script`.
 const DISTRIBUTED: [&str; 3] = ["step/oci/build", OCI_FETCH, "step/oci/promote"];
 /// Steps with `builtin://` that lists of steps may call.
-const FUNCTIONS: [&str; 8] = [
+const FUNCTIONS: [&str; 9] = [
     "checkout",
     "cache/restore",
     "cache/save",
@@ -19,7 +19,10 @@ const FUNCTIONS: [&str; 8] = [
     "service",
     "function/oci/build",
     "function/oci/publish",
+    "script_legacy",
 ];
+/// Step as which gitlab-runner sends a whole job if its feature flag `FF_CONCRETE` is on.
+const WHOLE_JOB: &str = "concrete";
 
 /// Step to which a reference refers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +69,7 @@ impl Target {
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
             return match name {
                 name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),
+                WHOLE_JOB => Err(ReferenceError::WholeJob),
                 name => Err(ReferenceError::Builtin(name.to_owned())),
             };
         }

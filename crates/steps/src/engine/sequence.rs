@@ -280,7 +280,7 @@ impl<'s> Sequence<'s> {
         let title = run.section_title();
         open_section(&*steps.log, steps.has_section_markers, &run.section, &title);
         let mut record = Record::default();
-        let ((result, attempts), used) = measured(run_attempts(steps, run, &frame, &mut record)).await;
+        let ((result, attempts), used) = measured(steps.network, run_attempts(steps, run, &frame, &mut record)).await;
         if !title.is_empty() {
             steps.log.end_lines();
             close_section(&*steps.log, steps.has_section_markers, &run.section, &title);

@@ -34,7 +34,7 @@ use crate::disk::DiskError;
 use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::{Failure, signal_name};
 use crate::log::{Log, Stream};
-use crate::process::{LimitError, Processes, RunError};
+use crate::process::{JobNetwork, LimitError, Processes, RunError};
 use crate::remote::{ReferenceError, StepSource};
 use crate::stop::StopToken;
 
@@ -202,6 +202,8 @@ pub(super) struct UserSteps<'a> {
     pub(super) retry_backoff: (Duration, Duration),
     /// Whether the log has markers of sections.
     pub(super) has_section_markers: bool,
+    /// Network whose traffic is the traffic of the current step. `None` means that the traffic cannot be counted.
+    pub(super) network: Option<&'a JobNetwork>,
 }
 
 /// What the result contains about the calls of the steps.
@@ -289,6 +291,7 @@ impl<'a> UserSteps<'a> {
             remote: Arc::default(),
             retry_backoff: RETRY_BACKOFF,
             has_section_markers: false,
+            network: job.network(),
         })
     }
 
@@ -339,9 +342,10 @@ impl<'a> UserSteps<'a> {
     }
 
     /// Returns the state for steps that run at the same time as others, with a separate log. From now on, neither sees the exports of the other.
+    /// Their traffic cannot be told apart, so it counts for the step around them.
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
-        Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), ..self.clone() }
+        Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }
     }
 
     /// Returns the inputs that a replaced built-in step offers to the steps at this depth.

@@ -17,6 +17,7 @@
 mod cgroup;
 mod child;
 mod limits;
+mod network;
 mod output;
 mod procfs;
 mod run;
@@ -43,6 +44,7 @@ use tokio::task::JoinSet;
 use cgroup::Cgroup;
 use limits::JobLimits;
 pub use limits::{LimitError, limited};
+pub use network::{JobNetwork, Traffic};
 pub use run::{Command, ProcessEnd, RunError};
 use running::RUNNING;
 use set::ProcessSet;

@@ -82,5 +82,6 @@ pub(super) fn usage_of_ended(pid: i32) -> Option<Usage> {
         memory_bytes: kib.saturating_mul(1024),
         read_bytes: bytes(usage.ru_inblock),
         written_bytes: bytes(usage.ru_oublock),
+        traffic: None,
     })
 }

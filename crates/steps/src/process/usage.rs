@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::network::{JobNetwork, Traffic};
 use super::procfs;
 
 tokio::task_local! {
@@ -17,11 +18,13 @@ tokio::task_local! {
 
 /// Runs the work of a step. Returns its result, and the resource usage of the processes that ended during the work.
 ///
-/// Processes of steps inside the step are not counted.
-pub async fn measured<F: Future>(work: F) -> (F::Output, Usage) {
+/// Processes of steps inside the step are not counted, but their traffic is. `network` is `None` if the traffic cannot be counted.
+pub async fn measured<F: Future>(network: Option<&JobNetwork>, work: F) -> (F::Output, Usage) {
     let usage = Arc::new(Mutex::new(Usage::default()));
+    let before = network.map(JobNetwork::traffic);
     let output = STEP_USAGE.scope(Arc::clone(&usage), work).await;
-    let usage = *usage.lock();
+    let mut usage = *usage.lock();
+    usage.traffic = network.zip(before).map(|(network, before)| network.traffic().since(before));
     (output, usage)
 }
 
@@ -44,6 +47,8 @@ pub struct Usage {
     pub read_bytes: u64,
     /// Bytes written to storage, including those that the kernel has not flushed yet.
     pub written_bytes: u64,
+    /// Traffic of the job's network during the step. `None` means that it was not measured.
+    pub traffic: Option<Traffic>,
 }
 
 impl Usage {
@@ -71,6 +76,7 @@ impl Usage {
             memory_bytes: kib.saturating_mul(1024),
             read_bytes: bytes("read_bytes:"),
             written_bytes: bytes("write_bytes:"),
+            traffic: None,
         })
     }
 }

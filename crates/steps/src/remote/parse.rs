@@ -85,6 +85,11 @@ pub enum ReferenceError {
         "there is no built-in step {0:?} for lists of steps; use function/oci/build or function/oci/publish, or keep the step in the repository and call it as `./directory`"
     )]
     Builtin(String),
+    /// gitlab-runner sent a whole job as one step.
+    #[error(
+        "the step `builtin://concrete`, with which gitlab-runner sends a whole job, is not supported; set the variable FF_CONCRETE to false in the job or in the runner's configuration"
+    )]
+    WholeJob,
     /// The text is neither a local nor a remote reference.
     #[error(
         "expecting url@rev. got {0:?}; write a local step as `./directory`, or a step in a registry as `registry/repository:tag`"

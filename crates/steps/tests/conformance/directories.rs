@@ -1,4 +1,6 @@
-//! Cases 82, 83 and 85: directories, programs and streams of processes. The agent creates the directory of a job (case 84).
+//! Cases 82, 83 and 85: directories, programs and streams of processes.
+//!
+//! Case 84 is tested with the agent, which creates the directory of a job.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -44,7 +46,7 @@ async fn c082_relative_work_dir_is_relative_to_the_job_current() {
 }
 
 #[tokio::test]
-async fn c083_path_of_the_step_does_not_affect_the_lookup_of_its_program_legacy() {
+async fn c083_path_variable_of_the_step_does_not_affect_the_lookup_of_its_program_legacy() {
     let step = "{}\n---\nexec: {command: [own-program]}\nenv: {PATH: '${{step_dir}}'}";
     let project = Project::legacy().step("own", step).file("own/own-program", "#!/bin/sh\necho found\n");
     let program = project.path().join("own/own-program");

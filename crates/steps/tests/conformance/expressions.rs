@@ -1,4 +1,6 @@
 //! Cases 34 to 47 and 49: texts with expressions, and lookups.
+//!
+//! The step `e` of the harness prints its inputs `s`, `n`, `b`, `o` and `a`, separated by `|`.
 
 use super::harness::{Outcome, Project};
 

@@ -2,7 +2,9 @@
 
 use super::harness::Project;
 
-/// Passes the expression to a step, and returns its value as the step prints it.
+/// Passes the expression to the step `e` of the harness as its first input, and returns how the step prints this input.
+///
+/// The other inputs have their defaults.
 async fn value(expression: &str) -> String {
     let project = Project::new();
     let text = format!("${{{{ {expression} }}}}").replace('\'', "''");

@@ -1,9 +1,10 @@
 //! Reservations: slots that are reserved for job requests before a job has arrived.
 //!
 //! A preemptive policy reserves free slots only. With two idle slots and a full queue at the coordinator, only two jobs would
-//! start per boot time. While job requests immediately return jobs, slots of instances that boot or can be created now are
-//! therefore reserved ahead. The maximum is the number of consecutive requests that immediately returned a job, so that it doubles
-//! with each round of requests, like the window of TCP's slow start. After the first answer without a job, or after
+//! start at a time, and the next two only after replacement instances have booted. While job requests immediately return jobs,
+//! slots of instances that boot or can be created now are therefore reserved ahead. The maximum is the number of consecutive
+//! requests that immediately returned a job, so that the maximum doubles with each round of requests, like the window of TCP's
+//! slow start. After the first answer without a job, or after
 //! [`HELD_AFTER`] without any answer, no more slots are reserved ahead, and the existing reservations ahead are revoked.
 //!
 //! A reservation creates no instance. Instances are created for jobs that have arrived.
@@ -14,7 +15,7 @@ use super::queue::Queue;
 use crate::time::{HELD_AFTER, Now, Time};
 use crate::types::TaskKey;
 
-/// All reservations, including those of queued requests, and the recent answers to job requests.
+/// All reservations, including those of jobs that wait for a slot, and the recent answers to job requests.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     keys: HashSet<TaskKey>,
@@ -86,7 +87,7 @@ impl Reservations {
         self.is_ahead && self.ahead(queue, free_slots) > 0
     }
 
-    /// Whether requests were unanswered for [`HELD_AFTER`], so that no job waits at the coordinator.
+    /// Whether requests were unanswered for [`HELD_AFTER`], which means that no job waits at the coordinator.
     fn is_held(&self, now: Now, queue: &Queue) -> bool {
         self.unused(queue) > 0 && now.at.since(self.last_answer) >= HELD_AFTER
     }

@@ -11,7 +11,7 @@ use crate::resources::JobUsage;
 use crate::time::Time;
 use crate::types::SlotRequest;
 
-/// Lowest first arrival that means Unix time. A lower one means that arrivals are in seconds since Monday, 00:00.
+/// If the first arrival is at least this value, all arrivals are Unix times. Otherwise they are seconds since Monday, 00:00.
 ///
 /// Unix times are converted to seconds since the Monday before the first job.
 const UNIX_TIME_S: u64 = 1_000_000_000;

@@ -156,6 +156,7 @@ impl Exporter {
             return Ok(client.clone());
         }
         let client = reqwest::Client::builder()
+            .http1_only()
             // Headers can contain credentials, which must not be sent to another host.
             .redirect(reqwest::redirect::Policy::none())
             .tls_built_in_root_certs(secure)

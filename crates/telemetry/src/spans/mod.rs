@@ -55,7 +55,7 @@ pub struct Tracer {
     settings: SpanSettings,
     /// Used to count spans.
     telemetry: Weak<Telemetry>,
-    /// Started with the first export. `None` before that.
+    /// Started with the first export. `None` before the first export, and after a flush.
     exporter: Mutex<Option<Exporter>>,
 }
 

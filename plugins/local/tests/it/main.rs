@@ -1,4 +1,6 @@
 //! Tests the plugin as a process under Muster's host. Instances are reached by SSH.
+//!
+//! The numbers of the cases (C4 to C8) are those of `docs/spec/fleeting.md`, section 9.
 
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
@@ -94,7 +96,7 @@ async fn commands_run_in_separate_instances() {
 }
 
 #[tokio::test]
-async fn c8_end_of_unread_stderr_is_stored() {
+async fn c8_last_part_of_stderr_is_kept_if_the_caller_does_not_read_it() {
     let (group, _, session) = start_instance(json!({})).await;
     let outcome =
         session.run(RemoteCommand::new("yes eeeeeee | head -c 1048576 >&2; echo last >&2; exit 1")).await.unwrap();

@@ -124,7 +124,7 @@ async fn next_plugin_removes_interrupted_starts() {
 }
 
 #[tokio::test]
-async fn next_plugin_resumes_suspended_instances() {
+async fn suspended_instances_can_be_resumed_by_next_plugin() {
     if !muster_test_prerequisites::namespaces() {
         return;
     }

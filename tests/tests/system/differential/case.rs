@@ -13,7 +13,7 @@ pub(super) struct Case {
     pub(super) name: String,
     /// Name of a case that must have ended before this case starts. Both share a project.
     pub(super) after: Option<String>,
-    /// Whether to download the artifacts of the previous case.
+    /// Whether to download the artifacts of the case in `after`.
     #[serde(default)]
     downloads: bool,
     #[serde(default)]

@@ -1,6 +1,6 @@
 //! Engine and images of the cases in containers.
 
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -18,7 +18,7 @@ const IMAGES: [(&str, &[&str]); 7] = [
 ];
 /// Helper image of gitlab-runner.
 const HELPER: &str = "diff/helper:1";
-/// Length of a block of a tar archive, two of which end it.
+/// Length of a block of a tar archive. Two empty blocks end the archive.
 const TAR_BLOCK: usize = 512;
 
 /// A Docker Engine with the images of the cases.
@@ -55,15 +55,9 @@ impl Docker {
         assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
     }
 
-    /// Opens a port that the containers can reach, and so does a program that [`Docker::command`] runs.
+    /// Opens a port that the containers and the programs that [`Docker::command`] runs can reach.
     pub(super) fn listen(&self) -> TcpListener {
-        let mut command = self.engine.command_in_network("ip");
-        let output = command.args(["-4", "-o", "address", "show", "dev", "docker0"]).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        let address =
-            text.split_whitespace().find_map(|word| word.split_once('/')).unwrap_or_else(|| panic!("{text:?}"));
-        let gateway: IpAddr = address.0.parse().unwrap();
-        self.engine.listen(gateway).unwrap()
+        self.engine.listen(self.engine.gateway()).unwrap()
     }
 
     /// Returns a command that runs the program in the network of the engine.

@@ -64,7 +64,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
         let failed = |error: &dyn std::error::Error| Failure::Step(format!("failed to get the sources: {error}"));
         let client = |tls: &TlsFiles| {
             let client = match accepts_any_certificate {
-                true => reqwest::Client::builder().danger_accept_invalid_certs(true),
+                true => reqwest::Client::builder().http1_only().danger_accept_invalid_certs(true),
                 false => muster_runner_api::client::http_client(tls).map_err(|error| failed(&error))?,
             };
             let client =

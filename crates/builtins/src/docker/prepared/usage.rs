@@ -1,4 +1,4 @@
-//! How often jobs need each kind of container, and how many containers of each kind should therefore wait. Pure.
+//! How often jobs need each kind of container, and how many containers of each kind should therefore be kept ready. No I/O.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,7 +36,7 @@ impl Usage {
         self.jobs.back().copied()
     }
 
-    /// Returns the maximum time for which a container waits.
+    /// Returns the maximum time for which a container is kept ready.
     pub(super) fn max_idle(&self) -> Duration {
         Duration::from_millis(self.policy.max_idle_ms)
     }
@@ -57,9 +57,10 @@ impl Usage {
     }
 }
 
-/// Returns how many containers of each kind of one runner should wait.
+/// Returns how many containers of each kind of one runner should be kept ready.
 ///
-/// One container waits for each `min_uses` jobs within the window. If that is more than the maximum, the kinds share it by their number of jobs.
+/// For every `min_uses` jobs within the window, one container is kept ready. If the sum exceeds the maximum, the maximum is divided among the
+/// kinds in proportion to their jobs.
 pub(super) fn shares(kinds: &[&Usage], now: Instant) -> Vec<usize> {
     let recent: Vec<usize> = kinds.iter().map(|kind| kind.recent(now)).collect();
     let maximum = kinds.iter().max_by_key(|kind| kind.last()).map_or(0, |latest| latest.policy.max_containers);

@@ -7,7 +7,7 @@ use muster_agent_api::plan::ArtifactEndpoint;
 
 use super::frame::{Body, command};
 use super::{Target, begin_transfer, end_transfer};
-use crate::script::posix::quote;
+use crate::shell_text::quote;
 
 /// Default timeout of an upload in milliseconds.
 const UPLOAD_TIMEOUT_MS: u64 = 3_600_000;

@@ -7,7 +7,7 @@ use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, CacheSave
 
 use super::frame::{Body, command};
 use super::{Target, begin_transfer, end_transfer};
-use crate::script::posix::quote;
+use crate::shell_text::quote;
 
 /// Adds the commands that restore caches.
 pub(super) fn restore(body: &mut Body, target: &Target<'_>, caches: &CacheRestore) {

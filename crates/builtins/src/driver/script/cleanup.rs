@@ -5,7 +5,7 @@ use muster_agent_api::step_runner::Variable;
 
 use super::frame::{Body, command};
 use super::{Target, path, sources};
-use crate::script::posix::{can_be_set, quote};
+use crate::shell_text::{can_be_set, quote};
 
 /// Files in the temporary directory, apart from file variables.
 const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext.conf", GLOBAL_GIT_CONFIG];

@@ -9,7 +9,7 @@ use muster_steps::style;
 use super::{Target, path, warning};
 use crate::context::Context;
 use crate::driver_state::DriverState;
-use crate::script::posix::{PIPEFAIL, can_be_set, print, push_quoted, quote};
+use crate::shell_text::{PIPEFAIL, can_be_set, print, push_quoted, quote};
 
 /// Commands that export the variables in the file `GITLAB_ENV`, one per line. A line that the shell cannot export is ignored.
 const READ_GITLAB_ENV: &str = r#"if [ -f "$GITLAB_ENV" ]; then

@@ -26,7 +26,7 @@ use serde_json::Value;
 pub(super) use crate::checkout::CLEAR_WORKTREE;
 use crate::context::Context;
 use crate::driver_state::DriverState;
-use crate::script::posix::{print, push_commands};
+use crate::shell_text::{print, push_commands};
 use frame::{Body, JobFiles};
 use muster_steps::style;
 

@@ -9,7 +9,7 @@ use crate::checkout::config::{external_path, external_text, template_text};
 use crate::checkout::remote::{options, regex_escaped};
 use crate::checkout::short_sha;
 use crate::git_http::without_credentials;
-use crate::script::posix::{push_commands, quote};
+use crate::shell_text::{push_commands, quote};
 
 /// Variables that would make git use another repository.
 const UNSET: &str = "unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_COMMON_DIR GIT_NAMESPACE";

@@ -23,7 +23,7 @@ use crate::instance::provider::ProviderContext;
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
-/// Maximum time to connect to a machine that was reached before.
+/// Maximum time for each attempt to connect to a machine, except for the first attempt after its creation.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time to delete a machine (`docs/spec/fleeting.md`, section 8.4).
 const DELETE_TIMEOUT: Duration = Duration::from_secs(60);

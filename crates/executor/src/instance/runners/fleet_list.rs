@@ -14,7 +14,7 @@ pub(super) type Fleets = Vec<Fleet>;
 pub struct Fleet {
     /// Current settings of the runner.
     pub runner: Arc<RunnerSettings>,
-    /// Executor of its instances.
+    /// Executor of the runner's instances.
     pub executor: Arc<InstanceExecutor>,
 }
 

@@ -49,9 +49,9 @@ pub(super) struct RunnerLedger {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OrphanedLedger {
     pub(super) ledger: PathBuf,
-    /// Name of its former runner.
+    /// Name of its former runner, or the runner's key if the runner had no name.
     pub(super) runner: String,
-    /// Names of its instances.
+    /// IDs of its instances.
     pub(super) instances: Vec<String>,
 }
 

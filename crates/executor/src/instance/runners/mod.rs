@@ -1,8 +1,8 @@
 //! Executors of all runners that use instances (`instance`, `docker-autoscaler`, `docker+machine`), with their ledgers and the socket for
 //! operators.
 //!
-//! An executor exists as long as its runner is in the configuration, and until its last job has ended. Its instances and its ledger are
-//! deleted with it.
+//! An executor exists as long as its runner is in the configuration, and until its last job has ended. Then its instances and its ledger
+//! are deleted. When the manager exits, the next start of the manager uses the remaining instances again.
 
 mod fleet_list;
 mod ledger_dir;

@@ -1,8 +1,8 @@
 //! Socket for actions of operators on instances and groups.
 //!
-//! The socket is in the directory of the ledgers and accepts only root and the user of this process. A request is one line of JSON, and so
-//! is its reply ([`muster_taskscaler::operator`]). A reply of success is sent only after the
-//! action was stored in the ledger.
+//! The socket is in the directory of the ledgers, or in a private directory if its path there would be too long. It accepts only root and
+//! the user of this process. A request and its reply are one line of JSON each ([`muster_taskscaler::operator`]). A reply of success is
+//! sent only after the action was stored in the ledger.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,12 +45,12 @@ impl Drop for OperatorSocket {
 }
 
 impl OperatorSocket {
-    /// Opens the socket in the directory of the ledgers, and serves requests for these fleets until the socket is dropped.
+    /// Opens the socket for the directory `ledgers`, and serves requests for these fleets until the socket is dropped.
     ///
     /// # Errors
     /// An I/O error, also if another manager listens there.
-    pub(super) fn open(ledger: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
-        let path = crate::host::operator_socket_path(ledger).map_err(io::Error::other)?;
+    pub(super) fn open(ledgers: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
+        let path = crate::host::operator_socket_path(ledgers).map_err(io::Error::other)?;
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager listens on the socket"));
         }

@@ -1,7 +1,7 @@
 //! Tests random plugins with random calls.
 //! Each call returns a response or a helpful error in time, and no process is left running.
 //!
-//! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting faulty_plugins -- --nocapture`; the default is 40 runs.
+//! `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting faulty_plugins -- --nocapture` makes 300 runs; the default is 40.
 //! `MUSTER_TEST_SEED=n` sets the first seed. Each run has its own seed, which a failure prints.
 
 use std::time::{Duration, Instant};

@@ -30,9 +30,9 @@ enum Plugin {
 enum Effect {
     /// These cases fail. Others may fail, too.
     Fail,
-    /// These cases fail, and all others pass.
+    /// These cases fail, and no other case fails or warns.
     FailOnly,
-    /// These cases warn, and all others pass.
+    /// These cases warn, and no other case fails or warns.
     WarnOnly,
 }
 

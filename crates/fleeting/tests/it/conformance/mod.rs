@@ -1,5 +1,5 @@
 //! Tests the conformance kit.
-//! Correct plugins pass. Each faulty plugin fails in the case that checks for its fault.
+//! Correct plugins pass. Each fault of a plugin makes the case that checks for it fail or warn.
 
 mod faults;
 

@@ -4,9 +4,9 @@
 
 use super::*;
 
-/// Maximum time that a runner may wait for its request while capacity is free, for each runner.
+/// Part of the maximum starvation time that each configured runner adds.
 ///
-/// The total time grows with the number of runners, because each other runner may take one turn first, and its canceled request must end.
+/// A runner may have to wait until each other runner has had one turn, and the canceled request of that other runner has ended.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {

@@ -111,7 +111,7 @@ impl<'a> Volumes<'a> {
         self.list.iter().any(|volume| volume.destination == destination)
     }
 
-    /// Returns whether a directory is in a directory of the engine's machine.
+    /// Returns whether a directory of the containers is at or below a bind mount from the engine's machine.
     fn is_on_host(&self, directory: &str) -> bool {
         self.list.iter().any(|volume| volume.source.starts_with('/') && is_below(directory, &volume.destination))
     }

@@ -3,6 +3,7 @@
 mod caches;
 mod driver;
 mod mirror;
+mod one_way;
 mod operator;
 mod replace;
 mod runner;

@@ -36,7 +36,9 @@ impl Containers {
     }
 }
 
-/// Returns the engine for the jobs of a pipeline, and prints where the jobs run. `None` means that no job runs in a container.
+/// Returns the engine in which the manager of this run starts containers, and prints where the jobs run.
+///
+/// Returns `None` if all jobs run directly on this machine, or on external runners.
 pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result<Option<Containers>, CiError> {
     let jobs = Jobs::of(pipeline);
     match args.executor {

@@ -66,8 +66,10 @@ impl RunView {
         !self.is_finished() && self.is_idle()
     }
 
-    /// Returns whether the run has failed: the root pipeline has failed, or a child pipeline has failed and its bridge does
-    /// not report the failure (case C222). An unfinished pipeline counts as failed if one of its jobs has failed without
+    /// Returns whether the run has failed.
+    ///
+    /// This is the case if the root pipeline has failed, or if a child pipeline has failed and its bridge does not report
+    /// the failure (case C222). An unfinished pipeline counts as failed if one of its jobs has failed without
     /// `allow_failure`.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
@@ -136,7 +138,7 @@ pub(super) struct Follower {
     disk_full_job: Option<String>,
     /// Directory of the run.
     directory: PathBuf,
-    /// Number of queued events from before the last [`Follower::resync`]. They may report outdated states.
+    /// Number of queued events that arrived while the last [`Follower::resync`] read the state. They may report older states.
     stale_events: usize,
     pub(super) view: RunView,
 }

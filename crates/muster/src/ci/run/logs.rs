@@ -47,6 +47,7 @@ impl Logs {
     ) -> Result<(), CoordinatorError> {
         if self.mode == LogMode::Live {
             self.show(job, reporter).await?;
+            // The last complete line is held back, because the next line may continue it. Live output does not wait for that.
             let lines = self.entry(job.id).lines.take_held();
             report(reporter, job, &lines);
         }
@@ -84,7 +85,7 @@ impl Logs {
             .or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
     }
 
-    /// Returns the new lines of a job's log. `None` at the end.
+    /// Returns the new lines of a job's log. `None` if the whole trace so far was read.
     async fn next_lines(&mut self, job: JobId) -> Result<Option<Vec<String>>, CoordinatorError> {
         let offset = self.entry(job).offset;
         let bytes = self.coordinator.read_trace(job, offset).await?;

@@ -65,7 +65,7 @@ const TRACE_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum size of a trace. The manager truncates logs far below this size, even with timestamps, so that the coordinator
 /// does not fail a job because of a long log.
 const MAX_TRACE_BYTES: u64 = 4 << 30;
-/// Time for the agent to exit when no job runs.
+/// Time that the remaining descendants, such as the agent, have to exit before they are killed.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs `muster ci run`.
@@ -153,7 +153,7 @@ struct ReadyPipeline {
     /// Names of the manual jobs to start.
     play: Vec<String>,
     server: HttpServer,
-    /// Engine for jobs in containers. `None` means that no job runs in a container.
+    /// Engine for jobs in containers. `None` means that all jobs run directly on this machine, or on external runners.
     containers: Option<Containers>,
 }
 
@@ -336,8 +336,9 @@ fn outcome(status: ExitStatus) -> &'static str {
     }
 }
 
-/// Follows the run until nothing more happens. Returns whether the user canceled it. The first interrupt cancels the jobs, the second one
-/// kills them.
+/// Follows the run until nothing more happens, and returns whether the user canceled the run.
+///
+/// The first interrupt cancels the jobs. Each further interrupt kills them.
 async fn follow(
     coordinator: &Coordinator,
     pipeline: PipelineId,

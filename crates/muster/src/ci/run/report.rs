@@ -48,7 +48,7 @@ pub(super) trait Reporter: Send {
     fn log(&mut self, job: &JobView, lines: &[String]);
     /// Called with a message that the user should see.
     fn warning(&mut self, text: &str);
-    /// Called when the run has finished.
+    /// Called when the run has finished, or waits for manual jobs only.
     fn finished(&mut self, result: &RunResult<'_>);
 }
 
@@ -67,7 +67,7 @@ pub(in super::super) fn job_duration(job: &JobView) -> Option<Duration> {
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
-/// Returns the tree of a job's step results. `None` if the manager sent no tree.
+/// Returns the tree of a job's step results. `None` if the manager sent no tree, or a tree in an unknown format.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
 }

@@ -23,10 +23,10 @@ use super::containers::Containers;
 use super::descendants;
 use crate::unpack::UnpackArgs;
 
-/// Delays before restarts of a manager that exits without progress, and the number of such exits after which the run
-/// fails.
+/// Delays before restarts of a manager that exits without progress.
 const RESTARTS: Policy =
     Policy { first: Duration::from_millis(100), cap: Duration::from_secs(5), attempts: Some(MAX_FAILED_STARTS) };
+/// Number of exits without progress after which the run fails.
 const MAX_FAILED_STARTS: u32 = 6;
 /// Run time after which a manager counts as healthy, even if its jobs logged nothing.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);

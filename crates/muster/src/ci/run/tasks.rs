@@ -17,12 +17,12 @@ pub(super) struct Tasks {
     pub(super) stop_manager: CancellationToken,
     pub(super) server: Option<JoinHandle<()>>,
     pub(super) manager: Option<JoinHandle<Result<(), CiError>>>,
-    /// Receives the exit status of a manager that was restarted. `None` after it was reported once.
+    /// Receives the exit status of a manager that was restarted. `None` after the first report, and if this process starts no manager.
     pub(super) restarts: Option<mpsc::Receiver<String>>,
 }
 
 impl Tasks {
-    /// Waits until the manager was restarted, and returns the exit status of the process before. Reports only the first restart.
+    /// Waits until the manager was restarted, and returns the exit status of the previous process. Reports only the first restart.
     ///
     /// Returns an error if the manager is no longer restarted. Waits forever if there is no manager. Cancel-safe.
     pub(super) async fn manager_restarted(&mut self) -> Result<String, CiError> {

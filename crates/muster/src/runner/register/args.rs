@@ -31,7 +31,7 @@ pub(crate) struct RegisterArgs {
     pub(super) entry: EntryFlags,
 }
 
-/// Settings that only the server stores. They are ignored for runners that were created on the server.
+/// Settings that only the server stores. A runner that was created on the server does not accept them.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Registration with a registration token (deprecated)")]
 pub(super) struct ServerArgs {
@@ -66,7 +66,7 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Returns the flags that are set. A runner that was created on the server does not accept them.
+    /// Returns the names of the flags with another value than their default.
     pub(super) fn set(&self) -> Vec<&'static str> {
         let all = [
             ("--tag-list", !self.tag_list.is_empty()),

@@ -152,8 +152,9 @@ impl Registration {
         Ok(())
     }
 
-    /// Verifies or registers the token with the server. Returns the new token to save, or `None` if an
-    /// existing token was only verified.
+    /// Verifies or registers the token with the server. Returns the new token to save.
+    ///
+    /// Returns `None` for `--token` with a token of a runner that was not created on the server. The entry already contains this token.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
         // Resolve references to environment variables for requests. The file keeps the references.
         let mut document = toml_edit::DocumentMut::new();

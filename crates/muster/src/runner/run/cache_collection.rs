@@ -31,7 +31,7 @@ impl CacheCollection {
         Self { program, config, next: Instant::now() + FIRST_CHECK, running: None }
     }
 
-    /// Waits until the next collection was started, or until the running collection has ended. Cancel-safe.
+    /// Waits for the end of the running collection. If none is running, waits for the next check, and starts what is due. Cancel-safe.
     pub(super) async fn step(&mut self, settings: &Settings) {
         let Some(config) = &self.config else { return std::future::pending().await };
         if let Some(child) = &mut self.running {

@@ -141,7 +141,9 @@ fn entry(args: &RunSingleArgs, path: &Path) -> Result<Table, SingleError> {
     Ok(entry)
 }
 
-/// Opens the first state directory of this runner that no other process uses, so a later start finds the state of an earlier process.
+/// Opens the first state directory of this runner that no other process uses.
+///
+/// This order lets a later start find the state of an earlier process.
 async fn open_store(args: &RunSingleArgs, runner: &str) -> Result<(std::path::PathBuf, Store), RunError> {
     let first = match flags::non_empty(&args.state_dir) {
         Some(path) => absolute(&path)?,

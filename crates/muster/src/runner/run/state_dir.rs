@@ -10,8 +10,9 @@ use crate::paths;
 /// Number of hexadecimal digits of the path's hash.
 const HASH_DIGITS: usize = 12;
 
-/// Returns the state directory for a configuration: `runner` for the default file, or else `runner-<hash of the path>`. `None` if the user
-/// has no home directory.
+/// Returns the state directory for a configuration: `runner` for the default file, or else `runner-<hash of the path>`.
+///
+/// Returns `None` if the user is not root, has no home directory, and has not set XDG_STATE_HOME.
 pub(super) fn for_config(config: &Path) -> Option<PathBuf> {
     Some(base()?.join(name(config, &paths::default_config_file())))
 }

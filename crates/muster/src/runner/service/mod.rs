@@ -63,7 +63,7 @@ pub(super) enum ServiceError {
     NoUser,
     #[error("user {user} has no entry in /etc/passwd; set --config to its configuration")]
     NoHome { user: String },
-    #[error("this user has no home directory: HOME is not set, and /etc/passwd has no entry")]
+    #[error("this user has no home directory: HOME is not set, and /etc/passwd has no entry; set HOME")]
     NoOwnHome,
     #[error("a system service requires root; run the command with sudo, or use --user-service")]
     NotRoot,

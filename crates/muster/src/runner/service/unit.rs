@@ -90,8 +90,10 @@ pub(super) fn temporary_unit_name(service: &str) -> String {
     format!("{service}-tmp.service")
 }
 
-/// Returns the unit that owns the temporary directory of a service. systemd deletes the private /tmp of a unit when the unit stops, and
-/// with it the files of running jobs. A directory that is shared with an active unit is kept.
+/// Returns the unit that owns the temporary directory of a service.
+///
+/// systemd deletes the private /tmp of a unit when the unit stops, and with it the files of running jobs. A directory that is shared
+/// with an active unit is kept.
 pub(super) fn temporary_unit(service: &str) -> String {
     format!(
         "[Unit]

@@ -170,8 +170,9 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     })
 }
 
-/// Returns whether an unchanged archive must be uploaded anyway, because the form of the cache's key has changed and the store does not have the
-/// cache under the new key.
+/// Returns whether an unchanged archive must be uploaded anyway.
+///
+/// This is the case if the form of the cache's key has changed, and the store does not have the cache under the new key.
 async fn is_missing_at_store(
     args: &CacheArchiveArgs,
     context: &CommandContext,

@@ -95,7 +95,7 @@ impl Child {
         Ok(self.state())
     }
 
-    /// Stops the process, by force after a timeout. Returns its exit code.
+    /// Stops the process, by force after a timeout. Returns its exit code, or 1 if the process has not exited even then.
     pub(super) async fn stop(&self, timeout: Duration) -> u8 {
         let mut states = self.states();
         for (signal, timeout) in [(Signal::TERM, timeout), (Signal::KILL, Duration::from_secs(10))] {

@@ -113,7 +113,8 @@ fn prepare_callback(callback: ShutdownCallback) -> Result<Callback, CallbackErro
     let method = method.parse::<reqwest::Method>().map_err(|_| CallbackError::Method(method.to_owned()))?;
     let url =
         callback.url.parse::<url::Url>().map_err(|source| CallbackError::Url { url: callback.url.clone(), source })?;
-    let client = reqwest::Client::builder().timeout(CALLBACK_TIMEOUT).build().map_err(CallbackError::Request)?;
+    let client =
+        reqwest::Client::builder().http1_only().timeout(CALLBACK_TIMEOUT).build().map_err(CallbackError::Request)?;
     let headers = callback.headers.iter();
     let request = headers.fold(client.request(method, url), |request, (name, value)| request.header(name, value));
     let request = request.build().map_err(CallbackError::Request)?;

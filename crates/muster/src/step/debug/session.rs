@@ -32,7 +32,7 @@ pub(super) struct Session {
     debugger: DebuggerClient<Channel>,
     id: String,
     state: DebugState,
-    /// Pause at which the prompt is shown.
+    /// Pause at which the prompt is shown. `None` while the job runs.
     pause: Option<Pause>,
     /// Number of the last pause that was resumed. States that still show it are outdated.
     resumed: u64,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{CommandOutput, Project};
 
-/// Maximum time from the first failed write to the end of the command, on a busy machine.
+/// Maximum run time of a command whose disk is full, on a busy machine.
 const MAX_RUN_TIME: Duration = Duration::from_secs(40);
 
 /// Runs `muster ci` with a state directory on a separate small disk. `None` if this machine does not permit such a disk.
@@ -31,7 +31,8 @@ fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
 
 #[test]
 fn full_disk_ends_the_run_with_a_remedy() {
-    // The first sizes are too small for the databases of coordinator and manager, the last ones only for the log.
+    // The first sizes are too small for the databases of coordinator and manager. The last sizes suffice for the databases, but not for
+    // the log.
     std::thread::scope(|scope| {
         for size in ["20k", "60k", "100k", "200k", "300k", "400k", "700k", "1500k"] {
             scope.spawn(move || {
@@ -72,7 +73,7 @@ fn clean_continues_after_errors_and_reports_them() {
     };
     let in_trash = content(&state.join("trash"));
     assert_eq!(in_trash.len(), 1, "{in_trash:?}");
-    assert_eq!(content(&in_trash[0]), [in_trash[0].join("a-stuck")], "the rest of run 1 was deleted");
+    assert_eq!(content(&in_trash[0]), [in_trash[0].join("a-stuck")], "the rest of run 1 must be deleted");
     assert!(content(&state.join("runs")).is_empty());
     // The mount ended with the namespace of the command.
     project.ci(&["clean"]).code(0);

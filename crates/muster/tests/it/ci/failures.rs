@@ -143,12 +143,12 @@ fn unpack_limits_are_set_in_ci_toml() {
         std::fs::write(config.join("ci.toml"), format!("[unpack]\n{limits}\n")).unwrap();
         project.ci(&["--log", "all"])
     };
-    let raised = output("max_bytes = 10");
-    raised.code(0);
+    // The two files have 10 bytes.
+    output("max_bytes = 10").code(0);
     // The agent rejects an archive that a job receives.
-    let lowered = output("max_bytes = 9").code(1);
+    let too_low = output("max_bytes = 9").code(1);
     let reason = "the archive unpacks to more than 9 bytes; to raise the limit, set `max_bytes` of [unpack] in ci.toml";
-    assert!(lowered.out.contains(reason), "{lowered:#?}");
+    assert!(too_low.out.contains(reason), "{too_low:#?}");
     // The coordinator rejects an archive that a job uploads.
     let few = output("max_entries = 1").code(1);
     assert!(few.out.contains("the archive has more than 1 entries"), "{few:#?}");

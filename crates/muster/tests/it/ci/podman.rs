@@ -13,10 +13,10 @@ const IMAGE: &str = "muster-test/ci-podman:1";
 /// Same image, but its processes run as another user.
 const USER_IMAGE: &str = "muster-test/ci-podman-user:1";
 
-/// Runs `muster ci` as the user of a Podman service. Only the socket at its usual path shows that the service exists.
+/// Runs `muster ci` as the user of a Podman service. No variable names the engine: `muster ci` must find the socket at its usual path.
 fn ci(project: &Project, podman: &DockerEngine, user: PodmanUser, arguments: &[&str]) -> CommandOutput {
     let plain = project.command(arguments);
-    let mut command = podman.beside_podman(user, &project.path(), &executable(podman));
+    let mut command = podman.podman_user_command(user, &project.path(), &executable(podman));
     command.args(plain.get_args()).env_clear();
     command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.env("XDG_RUNTIME_DIR", podman.dir().join("run"));
@@ -32,7 +32,7 @@ fn executable(podman: &DockerEngine) -> PathBuf {
     reachable
 }
 
-/// Returns the names of the containers, networks and volumes of jobs that the engine has, except the volume with the agent.
+/// Returns the IDs of the containers and the names of the networks and volumes that jobs left at the engine, except the volume with the agent.
 fn objects(podman: &DockerEngine) -> Vec<String> {
     let mut names = Vec::new();
     for (path, list, name) in

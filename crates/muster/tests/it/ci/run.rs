@@ -254,6 +254,25 @@ fn resource_usage_is_stored_and_shown() {
 }
 
 #[test]
+fn usage_of_each_step_is_shown_on_request() {
+    let project = Project::new("work: {script: ['text=$(printf %20000000s x)']}\n");
+    project.ci(&[]).code(0);
+    let line_of = |arguments: &[&str], step: &str| {
+        let output = project.ci(arguments).code(0);
+        let line = output.out.lines().find(|line| line.contains(&format!("✓ {step} ")));
+        line.unwrap_or_else(|| panic!("{step} is missing in {output:#?}")).to_owned()
+    };
+    assert!(!line_of(&["show", "last", "work"], "step_script").contains("used"));
+    let script = line_of(&["show", "last", "work", "--usage"], "step_script");
+    let (_, used) = script.split_once("  used ").unwrap_or_else(|| panic!("{script}"));
+    assert!(used.contains(" of CPU, ") && used.contains(" MB of memory"), "{script}");
+    // The line of the whole job shows the usage of the job.
+    assert!(!line_of(&["show", "last", "work", "--usage"], "job").contains("used"));
+    let output = project.ci(&["show", "last", "--usage"]).code(2);
+    output.warns("`--usage`").warns("require a job, as in `muster ci show 1 JOB`");
+}
+
+#[test]
 fn show_lists_past_runs() {
     let project = Project::new(THREE_STAGES);
     project.ci(&[]).code(0);
@@ -383,4 +402,22 @@ fn shell_has_artifacts_in_jobs_of_child_pipelines() {
     let output =
         in_shell(&project, &["shell", "inner"], "echo \"[$GIVEN $FROM_BRIDGE $CI_PIPELINE_SOURCE]\"; cat file\n", 0);
     output.prints("[yes b parent_pipeline]").prints("made\n");
+}
+
+#[test]
+fn jobs_are_requested_over_grpc_after_the_first_response() {
+    let project = Project::new("a: {script: [echo a]}\nb: {stage: deploy, script: [echo b]}\n");
+    let output = project.command(&["run"]).env("MUSTER_LOG", "info,muster_runner_api=debug").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let projects = std::fs::read_dir(project.home().join("state/muster/projects")).unwrap();
+    let state = projects.map(|project| project.unwrap().path()).next().unwrap();
+    let log = std::fs::read_to_string(state.join("runs/1/manager.log")).unwrap();
+    let has_all = |line: &&str, words: &[&str]| words.iter().all(|word| line.split(' ').any(|part| part == *word));
+    let calls = |text: &str, words: &[&str]| text.lines().filter(|line| has_all(line, words)).count();
+    let (before, after) = log.split_once("coordinator supports gRPC").unwrap_or_else(|| panic!("{log}"));
+    let (http, grpc) = (["endpoint=request_job", "transport=http"], ["endpoint=request_job", "transport=grpc"]);
+    assert_eq!((calls(before, &http), calls(before, &grpc)), (1, 0), "only the first request uses HTTP:\n{log}");
+    assert_eq!(calls(after, &http), 0, "{log}");
+    assert!(calls(after, &[&grpc[..], &["status=201"]].concat()) > 0, "no job arrived over gRPC:\n{log}");
+    assert!(calls(after, &["endpoint=update_job", "transport=http"]) > 0, "{log}");
 }

@@ -45,8 +45,8 @@ fn c216_list_shows_excluded_jobs_only_with_all() {
     let output = project.ci(&["list", "--output", "json"]).code(0);
     let jobs: serde_json::Value = serde_json::from_str(&output.out).unwrap();
     let job = |name: &str| jobs.as_array().unwrap().iter().find(|job| job["name"] == name).unwrap().clone();
-    assert_eq!(job("unit").get("needs"), None, "stage order");
-    assert_eq!(job("lint")["needs"], serde_json::json!([]), "no needs");
+    assert_eq!(job("unit").get("needs"), None, "a job in stage order must have no `needs`");
+    assert_eq!(job("lint")["needs"], serde_json::json!([]), "an empty `needs` must not be omitted");
     assert_eq!(job("lint")["allow_failure"], true);
     assert_eq!(job("lint")["allow_failure_exit_codes"], serde_json::json!([3]));
     assert_eq!(job("ship")["environment"], "prod");
@@ -57,9 +57,13 @@ fn c217_named_job_runs_alone_or_with_its_needs() {
     let project = Project::new(JOBS);
     assert_eq!(project.ci(&["run", "unit", "--output", "json"]).code(0).started(), ["unit"]);
     let with_needs = project.ci(&["run", "unit", "--needs", "--output", "json"]).code(0);
-    assert_eq!(with_needs.started(), ["compile", "unit"], "all earlier stages, as it has no `needs`");
+    assert_eq!(
+        with_needs.started(),
+        ["compile", "unit"],
+        "the jobs of earlier stages must run, because `unit` has no `needs`"
+    );
     let ship = project.ci(&["run", "ship", "--needs", "--output", "json"]).code(0);
-    assert_eq!(ship.started(), ["compile", "unit", "ship"], "transitive");
+    assert_eq!(ship.started(), ["compile", "unit", "ship"], "the needs of `unit` must run before `unit` and `ship`");
 }
 
 #[test]
@@ -71,8 +75,9 @@ fn c218_manual_jobs_run_only_when_named() {
     assert_eq!(project.ci(&["run", "ship", "--output", "json"]).code(0).started(), ["ship"]);
 }
 
-/// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline. gitlab-ci-local's variable files are read
-/// as gitlab-ci-local reads them, and a note names them.
+/// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline.
+///
+/// gitlab-ci-local's variable files are read as gitlab-ci-local reads them, and a note names them.
 #[test]
 fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
     let project = Project::new("a: {script: ['echo \"[$V]\"']}\n");
@@ -85,8 +90,9 @@ fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
     project.ci(&["--var-file", "v.env", "--var", "V=flag"]).code(0).prints("[flag]");
 }
 
-/// Decision: untracked files that are not ignored are included, because users expect a run to test the files they see (gitlab-ci-local
-/// issues 271 and 1351).
+/// Decision: untracked files that are not ignored are included.
+///
+/// Users expect a run to test the files they see (gitlab-ci-local issues 271 and 1351).
 #[test]
 fn c220_dirty_and_untracked_files_are_seen() {
     let project = Project::new("a: {script: ['cat tracked untracked']}\n");

@@ -139,6 +139,38 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
 }
 
 #[tokio::test]
+async fn network_traffic_counts_for_its_step_unless_the_network_is_shared() {
+    let Some(host) = Host::start().await else { return };
+    let server = "mkdir /www; head -c 1000000 /dev/zero > /www/big; echo serving; exec httpd -f -p 8080 -h /www";
+    let (mut job, service) = with_service(&host, "traffic", server);
+    job.services = vec![service.container.name.clone()];
+    let steps = || {
+        let mut steps = [script(&["wget -q -O /dev/null http://web:8080/big"]), script(&["true"])];
+        steps[0].name = "step_download".to_owned();
+        steps.to_vec()
+    };
+    let (log, result) = host.run_beside(&job, vec![step(&service)], steps()).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let nodes = &result.tree.steps[0].steps;
+    let used = |name: &str| nodes.iter().find(|node| node.name == name).and_then(|node| node.used).unwrap();
+    let (download, idle) = (used("step_download"), used("step_script"));
+    assert!((1_000_000..2_000_000).contains(&download.received_bytes.unwrap()), "{download:?}");
+    assert!(download.sent_bytes > Some(0) && download.sent_bytes < Some(500_000), "{download:?}");
+    assert!(idle.received_bytes < Some(100_000) && idle.received_bytes.is_some(), "{idle:?}");
+    let of_job = result.used.unwrap();
+    assert!(of_job.received_bytes >= download.received_bytes, "{of_job:?}");
+    assert!(result.tree.steps[0].used.unwrap().received_bytes >= download.received_bytes, "{:?}", result.tree);
+    host.close().await;
+    for (mode, received) in [("none", Some(0)), ("host", None)] {
+        let job = DockerContainer { network: DockerNetwork::Mode(mode.to_owned()), ..super::harness::job("traffic") };
+        let (log, result) = host.run(&job, vec![script(&["true"])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{mode}: {log}");
+        assert_eq!(result.used.unwrap().received_bytes, received, "{mode}");
+        host.close().await;
+    }
+}
+
+#[tokio::test]
 async fn service_that_exits_is_a_warning_with_its_output() {
     for host in Host::start_on_each_engine().await {
         let job = with_service(&host, "exiting", "echo no database here; exit 3");

@@ -12,7 +12,7 @@ use crate::process::until;
 /// Number of lines that the script prints.
 const LINES: usize = 60;
 
-/// Writes a marker when it starts, then lines of different lengths for about a second.
+/// Script that writes a marker to a file when it starts, and then prints lines of different lengths for about a second.
 const SCRIPT: &str = r#"echo started >> "$HOME_OF_TEST/started"
 i=0; while [ $i -lt 60 ]; do i=$((i + 1)); printf 'line %d %0*d\n' $i $((i * 7 % 90 + 1)) 0; sleep 0.015; done
 exit 7"#;
@@ -95,5 +95,9 @@ fn check(harness: &Harness, job: &muster_runner_api::test_support::Job) {
         let line = format!("line {number} {}\n", "0".repeat(number * 7 % 90 + 1));
         assert_eq!(text.matches(&line).count(), 1, "`{line}` in:\n{text}");
     }
-    assert_eq!(std::fs::read_to_string(harness.path("started")).unwrap(), "started\n", "the script started once");
+    assert_eq!(
+        std::fs::read_to_string(harness.path("started")).unwrap(),
+        "started\n",
+        "the script must start exactly once"
+    );
 }

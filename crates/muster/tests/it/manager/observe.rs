@@ -110,7 +110,7 @@ async fn metrics_count_running_and_finished_jobs() {
     assert_eq!(value(&running_metrics, "gitlab_runner_concurrent"), 3.0);
     assert!(
         value(&running_metrics, "gitlab_runner_request_concurrency{") >= 1.0,
-        "the manager requests the next job:\n{running_metrics}"
+        "the manager must request the next job:\n{running_metrics}"
     );
     let list = get(&address, "/debug/jobs/list").await;
     let job =
@@ -245,7 +245,7 @@ async fn recovered_job_is_counted_with_its_whole_duration() {
     assert_eq!(
         value(&text, "muster_job_dispatch_seconds_count{"),
         0.0,
-        "the dispatch of a recovered job is not measured"
+        "the dispatch of a recovered job must not be measured"
     );
     let elapsed = started_at.elapsed();
     std::fs::write(harness.path("go"), "").unwrap();

@@ -103,9 +103,16 @@ async fn job_is_one_trace_that_its_script_can_join() {
     // The manager adds the stage `health` to the stages of the agent.
     assert!((position("prepare_executor")..position("report")).contains(&position("health")), "{stages:?}");
     let root_attributes = attributes(root);
-    for used in ["ci.job.cpu_ms", "ci.job.memory_bytes"] {
+    for used in ["ci.job.cpu_ms", "ci.job.memory_bytes", "ci.job.read_bytes", "ci.job.written_bytes"] {
         assert!(root_attributes[used].parse::<u64>().is_ok(), "{used} is {}", root_attributes[used]);
     }
+    // The executor `shell` uses the network of the machine, whose traffic is not the job's.
+    assert!(!root_attributes.contains_key("ci.job.received_bytes"), "{root_attributes:?}");
+    let script = attributes(spans.iter().find(|span| span.name == "step_script").unwrap());
+    for used in ["ci.step.cpu_ms", "ci.step.memory_bytes", "ci.step.read_bytes", "ci.step.written_bytes"] {
+        assert!(script[used].parse::<u64>().is_ok(), "{used} is {}", script[used]);
+    }
+    assert!(!script.contains_key("ci.step.received_bytes"), "{script:?}");
     for (name, expected) in [
         ("ci.job.id", "7"),
         ("ci.project.id", "5"),

@@ -59,7 +59,7 @@ fn new_rust_project_builds_and_passes() {
         let built = build.output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let source = std::fs::read_to_string(project.join("src/main.rs")).unwrap();
-        assert!(source.lines().count() < 150, "a plugin is under 150 lines");
+        assert!(source.lines().count() < 150, "the plugin must have fewer than 150 lines");
         std::fs::create_dir_all(project.join("target/debug")).unwrap();
         let name = "debug/fleeting-plugin-box-office";
         let executable = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new")).join(name);

@@ -14,7 +14,7 @@ async fn plugins_are_installed_listed_verified_and_removed() {
     home.run(&["muster", "plugin", "install", &plugin]).check(1, &["a login is required", "muster plugin login"]);
     let login = ["muster", "plugin", "login", host, "--username", USER, "--password-stdin"];
     home.run_with(&login, "wrong\n").check(1, &["denies access"]);
-    assert!(!home.path(".docker").exists(), "rejected credentials are not stored");
+    assert!(!home.path(".docker").exists(), "rejected credentials must not be stored");
     home.run_with(&login, &format!("{PASSWORD}\n")).check(0, &["as tester;"]);
 
     home.run(&["muster", "plugin", "list", "--remote", &plugin]).check(0, &["g/p 1.2.3\n", "g/p 1.3.0\n"]);

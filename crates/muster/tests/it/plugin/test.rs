@@ -23,7 +23,11 @@ fn correct_plugin_passes_with_reports_in_three_formats() {
         result.check(0, &["pass  P1   prints usage and exits with 1 if started manually", "34 cases: ", " 0 fail, "]);
     // The other four cases are skipped.
     assert_eq!(result.stdout.lines().filter(|line| line.starts_with("pass ")).count(), 30, "{}", result.stdout);
-    assert!(result.stdout.contains("skip  P12 "), "the test needs two instances: {}", result.stdout);
+    assert!(
+        result.stdout.contains("skip  P12 "),
+        "P12 must be skipped, because it needs two instances: {}",
+        result.stdout
+    );
 
     // The plugin on the command line overrides the plugin of the file. An interpreter needs arguments, which hosts do not pass.
     let run = format!("exec {}", toy.display());

@@ -87,7 +87,7 @@ async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
     let mut with_variable = harness.home.command(&harness.arguments("verify", &["-n", "two"]));
     with_variable.env("CI_SERVER_TOKEN", RUNNER_TOKEN).env("CI_SERVER_URL", harness.url());
     let result = CommandResult::of(with_variable.output().unwrap()).check(0, &["is alive"]);
-    assert!(!result.stderr.contains("is valid"), "variables select nothing: {}", result.stderr);
+    assert!(!result.stderr.contains("is valid"), "variables must not select runners: {}", result.stderr);
     harness.run("verify", &["-t", RUNNER_TOKEN, "-u", "*"]).check(0, &["is valid"]);
     harness.run("verify", &["-t", RUNNER_TOKEN, "-u", "http://other"]).check(1, &["no runner matches"]);
     harness.run("verify", &["-u", "URL"]).check(1, &["--url selects a runner only together with --token; add --token"]);
@@ -159,8 +159,8 @@ async fn reset_token_continues_after_errors_for_all_runners() {
 async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
     let harness = harness_with_two_runners().await;
     check_unwritable_file(&harness, "reset-token", "the token was not reset");
-    assert!(harness.coordinator.runner("old-two").is_some(), "the old token is valid");
-    assert!(harness.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
+    assert!(harness.coordinator.runner("old-two").is_some(), "the old token must remain valid");
+    assert!(harness.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token must remain valid");
 }
 
 #[tokio::test(flavor = "multi_thread")]

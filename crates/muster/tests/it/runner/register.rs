@@ -76,9 +76,13 @@ async fn registration_token_sends_all_server_settings() {
 #[tokio::test(flavor = "multi_thread")]
 async fn server_settings_are_rejected_for_runners_created_on_the_server() {
     let harness = Harness::start().await;
-    harness
-        .run("register", &[&REGISTER_FLAGS[..], &["--locked=false"]].concat())
-        .check(1, &["C026", "--locked is set on the server for authentication tokens; remove it"]);
+    harness.run("register", &[&REGISTER_FLAGS[..], &["--locked=false"]].concat()).check(
+        1,
+        &[
+            "C026",
+            "--locked cannot be used with an authentication token, because the server has this setting; remove it",
+        ],
+    );
     assert!(!harness.home.path("config.toml").exists());
     let as_registration = ["-n", "-u", "URL", "-r", RUNNER_TOKEN, "--tag-list", "a", "--executor", "shell"];
     harness.run("register", &as_registration).check(0, &["these flags are ignored"]);

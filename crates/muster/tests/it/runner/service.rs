@@ -109,7 +109,7 @@ fn temporary_directory_survives_service_restarts() {
     has(&service, "After=network-online.target ci-tmp.service");
     has(&temporary, "PrivateTmp=yes");
     has(&temporary, "RemainAfterExit=yes");
-    // Each of these settings would restrict what jobs can use on a host: sudo, packages, the home directory, cgroups.
+    // Each forbidden setting would restrict what jobs can use on a host: sudo, packages, the home directory, cgroups.
     for line in &service {
         let name = line.split('=').next().unwrap();
         let forbidden =

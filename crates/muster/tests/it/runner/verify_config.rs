@@ -44,7 +44,7 @@ fn problems_are_shown_with_line_and_remedy() {
     );
     assert!(
         result.stderr.contains("warning[C010]: unknown key `buidls` is ignored"),
-        "all problems at once: {result:#?}"
+        "all problems must be reported at once: {result:#?}"
     );
     assert!(result.stdout.contains("not usable (1 error, "), "{result:#?}");
 }

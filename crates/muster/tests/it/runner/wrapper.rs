@@ -162,7 +162,11 @@ async fn forceful_shutdown_stops_the_runner_immediately() {
 async fn wrapper_and_runner_exit_together() {
     let mut wrapped = Wrapped::start().await;
     std::fs::remove_file(wrapped.home.path("log")).unwrap();
-    assert_eq!(wrapped.process.wait().unwrap().code(), Some(100), "the wrapper exits with the exit code of the runner");
+    assert_eq!(
+        wrapped.process.wait().unwrap().code(),
+        Some(100),
+        "the wrapper must exit with the exit code of the runner"
+    );
     let mut wrapped = Wrapped::start().await;
     wrapped.signal(rustix::process::Signal::TERM);
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(128 + 15));

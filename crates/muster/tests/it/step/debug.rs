@@ -114,7 +114,7 @@ fn quit_cancels_the_paused_job() {
     let result =
         project.step_with_input(&["debug", "build", "--break", "before:link"], &["quit"]).check(1, &["compiling"]);
     assert!(!result.stdout.contains("linking"), "{result:?}");
-    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files must be removed");
 }
 
 #[test]

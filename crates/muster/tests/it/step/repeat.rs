@@ -33,7 +33,7 @@ fn artifact_is_reproduced_from_the_result_tree() {
     }
     std::fs::remove_file(project.path("note.txt")).unwrap();
     project.step(&["repeat", "r.json", "--step", "release/note"]).check(0, &[]);
-    assert_eq!(project.read("note.txt"), "note 14\n", "an output of another step is a recorded parameter");
+    assert_eq!(project.read("note.txt"), "note 14\n", "the recorded output of the other step must be used");
 }
 
 #[test]

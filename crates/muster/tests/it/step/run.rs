@@ -16,7 +16,7 @@ fn step_runs_with_inputs_environment_and_its_exit_code() {
     assert_eq!(result.check(0, &[]).stdout, "Running step name=greet\nHello 1.10 2 me, you\n");
     project.file("bad/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'echo before; exit 42']}\n");
     project.step(&["run", "bad/step.yml"]).check(42, &["before", "error: step \"bad\": exec: exit status 42"]);
-    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files must be removed");
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn interrupt_cancels_the_step_and_its_processes() {
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     CommandResult::of_report(child.wait_with_output().unwrap()).check(1, &["error: "]);
     assert!(!std::path::Path::new("/proc").join(pid.trim()).exists());
-    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files must be removed");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn nondeterministic_file_is_reported_with_its_byte() {
     let result =
         result.check(1, &["out/b differs at byte ", "output \"id\" of step ", "not deterministic: 2 differences"]);
     assert!(!result.stdout.contains("out/a"), "{result:?}");
-    assert!(!project.path("out").exists(), "the step runs in copies");
+    assert!(!project.path("out").exists(), "the step must run in copies of the directory only");
     project.file("fixed/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir out; pwd >out/a']}\n");
     project.step(&["run", "fixed", "--verify-deterministic", "out"]).check(0, &[]);
     project.step(&["run", "fixed", "--verify-deterministic", "none"]).check(1, &["failed to copy or compare none"]);

@@ -109,7 +109,7 @@ fn passing_tests_are_reported_like_those_of_cargo() {
         assert!(result.stdout.contains(&format!("test {name} ... ok\n")), "{result:?}");
     }
     assert!(!project.path("greet/note.txt").exists());
-    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files must be removed");
     project.step(&["test", "--filter", "publish"]).check(0, &["2 passed"]);
     let names = ["no test matches --filter \"publsh\"", "\n  greet/step_test.yml: greets by name\n"];
     project.step(&["test", "--filter", "publsh"]).check(2, &names);
@@ -155,7 +155,7 @@ fn differences_name_the_line_of_the_expectation() {
             "test result: FAILED. 0 passed; 2 failed",
         ],
     );
-    assert!(result.stdout.contains("    Hello you 1 \n"), "the log is shown: {result:?}");
+    assert!(result.stdout.contains("    Hello you 1 \n"), "the log must be shown: {result:?}");
     let report = project.read("report.xml");
     for text in [
         r#"<testsuite name="greet/step_test.yml" tests="2" failures="2" skipped="0">"#,

@@ -25,7 +25,7 @@ fn c119_ci_chains_outputs_and_prints_the_error_with_exit_code_1() {
     assert_eq!(output(&result), expected);
     assert_eq!(result.stderr, "Error: failed to run steps: step \"second\": exec: exit status 3\n");
     assert_eq!(result.code, 1);
-    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files must be removed");
 }
 
 #[test]

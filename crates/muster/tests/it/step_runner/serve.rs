@@ -103,7 +103,7 @@ async fn c115_proxy_carries_a_job_of_the_server() {
     let pid = rustix::process::Pid::from_child(&server.child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(server.child.wait().unwrap().success());
-    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "the socket and the logs are removed");
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "the socket and the logs must be removed");
 }
 
 #[test]

@@ -270,7 +270,8 @@ async fn clients_that_send_nothing_block_no_other_client() {
     let connection = agent.connect(&authority.client()).await.unwrap();
     connection.run(request(&project, "- {name: a, script: echo hi}")).await.unwrap();
     assert_eq!(connection.wait("1", MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
-    // The oldest of them are closed. The others could still begin a handshake, so the client did not wait for their timeout of 10 s.
+    // The agent has closed the oldest idle connections. The others could still begin a handshake, so the client did not wait for their
+    // timeout of 10 s.
     let is_closed = |stream: &mut TcpStream| match stream.read(&mut [0]) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
         ended => ended.unwrap_or(0) == 0,
@@ -339,5 +340,5 @@ fn agent_does_not_start_with_invalid_tls_options() {
     let incomplete = CommandResult::of(agent(&project).args([option, address]).output().unwrap());
     incomplete.check(2, &["--tls-cert", "--tls-key", "--tls-client-ca"]);
     project.run(&["serve", option, address]).check(1, &["--tls-cert", "--tls-key", "--tls-client-ca"]);
-    assert!(!project.tmp().join("spool").exists(), "the spool is not changed");
+    assert!(!project.tmp().join("spool").exists(), "the agent must not create its spool");
 }

@@ -58,6 +58,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         image: "",
         temp_dir: temp.path(),
         exports: Arc::default(),
+        offered: Arc::default(),
         is_step_file: false,
         on_results: None,
         recorded_calls: RecordedCalls::None,
@@ -69,6 +70,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         remote: Arc::default(),
         retry_backoff: (Duration::ZERO, Duration::ZERO),
         has_section_markers: false,
+        network: None,
     };
     let mut nodes = Vec::new();
     let result = steps.run("run", &list, false, &mut nodes).await.map(drop).map_err(|error| {

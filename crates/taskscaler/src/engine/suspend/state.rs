@@ -9,7 +9,7 @@ use crate::types::TaskKey;
 
 /// Maximum time that a job waits for an environment before it gets an error.
 pub(in crate::engine) const RESUME_TIMEOUT: Duration = Duration::from_secs(300);
-/// Maximum age of a list. For this long, a list may still report a resumed instance as suspended.
+/// Maximum age of a list. For this long after a suspension or a resumption, a list may still report the previous state.
 pub(in crate::engine) const MAX_LIST_AGE: Duration = Duration::from_secs(60);
 
 /// Suspension of an instance for a later job.
@@ -104,8 +104,9 @@ impl Suspension {
     /// Returns the state that follows from the last list and from whether a job waits. `since` is when the state began.
     pub(in crate::engine) fn next(&self, now: Time, since: Time) -> SuspendState {
         let has_waiter = self.waiter.is_some();
-        // After a suspend call, a list that reports the instance as running may be outdated.
-        let is_running =
+        // A list that reports the instance as running or resuming may be outdated: after a suspend call, and for MAX_LIST_AGE after a list
+        // reported the instance as suspended.
+        let trusts_list =
             !self.suspend_requested && (self.state == SuspendState::Suspending || now >= since + MAX_LIST_AGE);
         match (self.state, self.last_listed) {
             (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Suspended)) if has_waiter => {
@@ -113,12 +114,12 @@ impl Suspension {
             }
             (SuspendState::Suspending, Some(InstanceState::Suspended)) => SuspendState::Suspended,
             (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Resuming))
-                if has_waiter && is_running =>
+                if has_waiter && trusts_list =>
             {
                 SuspendState::Resuming
             }
             (SuspendState::Suspending | SuspendState::Suspended, Some(InstanceState::Running))
-                if has_waiter && is_running =>
+                if has_waiter && trusts_list =>
             {
                 SuspendState::Preparing
             }

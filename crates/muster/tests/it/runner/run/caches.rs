@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 
 const SECRET: &str = "the-secret-key-of-the-store";
-/// Script that shows whether the cache was restored, and fills it.
+/// Script that shows whether the cache was restored, and otherwise creates the files of the cache.
 pub(super) const FILL: &str =
     "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
 
@@ -183,7 +183,7 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
         contains(&log, &[&format!("\nfound {}\n", id + 1), "Archive is up to date!"]);
     }
     let names = objects(&store).await;
-    assert_eq!(names.len(), 2, "both programs use the same names: {names:?}");
+    assert_eq!(names.len(), 2, "both programs must use the same names: {names:?}");
 }
 
 /// Script that creates a megabyte of text in 40 files, unless they exist.

@@ -275,7 +275,11 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
             "all else to standard error",
         ],
     );
-    assert_eq!(driver.calls(), ["config"; 4], "the second job tries three times");
+    assert_eq!(
+        driver.calls(),
+        ["config"; 4],
+        "the first job must call the program once, and the second job must try three times"
+    );
     // Without output, the directories in `config.toml` apply.
     let job = driver.job(3, &["pwd"], output("true")).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
@@ -284,7 +288,7 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn canceled_job_ends_its_program_and_is_cleaned_up() {
-    // The program ignores TERM, and is killed after the configured time. What the preparation started runs until the cleanup.
+    // The program ignores TERM, and is killed after the configured time. The process that the preparation started must run until the cleanup.
     let prepare = "sleep 600 >/dev/null 2>&1 & echo $! >HOME_DIR/server";
     let run = "echo run $2 >>calls\nif [ $2 = build_script ]; then trap '' TERM; fi\n\"$1\" || exit 1";
     let cleanup = "kill -0 $(cat HOME_DIR/server) && echo cleanup with server >>calls";
@@ -429,5 +433,5 @@ async fn timeouts_end_the_program_and_clean_up() {
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{text}");
     assert_contains(&text, &["prepare_exec did not end within 1s; raise prepare_exec_timeout in [runners.custom]"]);
     assert!(!text.contains("\nit ran\n"), "{text}");
-    assert_eq!(driver.calls(), ["cleanup"; 3], "each attempt is cleaned up");
+    assert_eq!(driver.calls(), ["cleanup"; 3], "each attempt must be cleaned up");
 }

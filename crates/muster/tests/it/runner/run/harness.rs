@@ -23,7 +23,7 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// Starts a coordinator with this port.
+    /// Starts a coordinator that serves on this listener.
     pub(crate) fn start_on(listener: TcpListener) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
         let served = serve_on(listener, coordinator.clone()).unwrap();

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::harness::Harness;
 
-/// Prints a value that is in no variable and in no command, once before and once after it is added.
+/// Script that adds a value, and prints the value before and after that. No variable and no command contains the value.
 const ADD: &str = "value=$(echo YWRkZWQtdmFsdWU= | base64 -d); echo \"before $value\"; echo \"::add-mask::$value\"; echo \"then $value\"";
 const AFTER: &str = "echo \"after $(echo YWRkZWQtdmFsdWU= | base64 -d)\"";
 

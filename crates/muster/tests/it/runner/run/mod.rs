@@ -109,6 +109,24 @@ async fn concurrent_ids_are_counted_per_runner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn next_job_of_a_project_gets_the_slot_of_the_job_before_it() {
+    let harness = Harness::start(1).await;
+    harness.configure(&format!("concurrent = 2\n{}", harness.entry(0)));
+    let _run = harness.run();
+    for id in 1..=8 {
+        harness.release_job(id);
+        harness.push(0, id);
+        let job = harness.wait_for_end(0, id).await;
+        assert!(
+            job.text().contains("ids 0 0\n"),
+            "the job must get slot 0, which has the checkout of job {}: {}",
+            id - 1,
+            job.text()
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn sigterm_cancels_and_reports_jobs() {
     let harness = Harness::start(1).await;
     harness.configure(&harness.entry(0));
@@ -338,7 +356,8 @@ async fn relative_directories_start_in_the_working_directory() {
     assert!(!harness.home.path("state").join("rel").exists());
 }
 
-/// A job request that is already open may still receive a job, which then fails. The manager exits after it and does not fail the whole queue.
+/// A job request that is already open may still receive a job, which then fails. The manager exits after this job, and does not fail the
+/// whole queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_state_directory_stops_the_manager() {
     let harness = Harness::start(1).await;

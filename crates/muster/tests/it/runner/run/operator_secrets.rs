@@ -13,7 +13,7 @@ const SECRET: &str = "token-of-the-vault-4711";
 /// Private key of several lines, which the job gets as a file.
 const KEY: &str = "-----BEGIN KEY-----\nline-one-of-the-key\nline-two-of-the-key\n-----END KEY-----\n";
 
-/// Step that reads a secret store, as another team would provide it: it knows the store, and the runner does not.
+/// Step of another team that reads a secret store. The step knows the store, and the runner does not.
 const VAULT: &str = r#"spec:
   inputs: {store: {type: string}}
   outputs: {lease: {type: string, sensitive: true}}
@@ -113,9 +113,12 @@ async fn secret_of_an_operators_step_reaches_the_script_and_is_masked_everywhere
     let job = run_job(&harness, 1, &[], json!({ "steps": after })).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Failed, "{text}");
-    assert_eq!(std::fs::read_to_string(copy).unwrap(), format!("{SECRET}{KEY}"), "the script got the real values");
+    assert_eq!(std::fs::read_to_string(copy).unwrap(), format!("{SECRET}{KEY}"), "the script must get the real values");
     assert!(text.contains("\ntoken [MASKED] at https://deploy.example.com\n"), "{text}");
-    assert!(text.contains("\nafter: [MASKED] at https://deploy.example.com\n"), "a job cannot replace it: {text}");
+    assert!(
+        text.contains("\nafter: [MASKED] at https://deploy.example.com\n"),
+        "the job must not be able to replace DEPLOY_URL: {text}"
+    );
     let report = serde_json::to_string(job.updates.last().unwrap()).unwrap();
     assert!(report.contains("\"operator_before_vault\"") && report.contains("/steps/vault\""), "{report}");
     for value in [SECRET, "line-one-of-the-key", "line-two-of-the-key", "lease-of-the-vault-4711"] {

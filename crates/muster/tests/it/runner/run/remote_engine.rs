@@ -1,7 +1,7 @@
 //! Jobs with caches and artifacts at an engine on another machine, which is reached over TCP with TLS and over SSH.
 //!
-//! The manager is in the network of the engine, so that it and the containers reach the coordinator at the same address. But it has neither the
-//! files of the engine, nor has the engine its files.
+//! The manager is in the network of the engine, so that the manager and the containers reach the coordinator at the same address. But the
+//! manager and the engine cannot access each other's files.
 
 use muster_job::JobStatus;
 use muster_test_prerequisites::RemoteEngine;
@@ -24,7 +24,7 @@ async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harnes
     let entry = harness.entry(0).replace("executor = \"shell\"", "executor = \"docker\"");
     let docker =
         format!("[runners.docker]\n{}pull_policy = \"never\"\nvolumes = [\"/cache\"]\n", connect(&remote, &harness));
-    harness.configure(&format!("{entry}{docker}"));
+    harness.configure(&format!("concurrent = 2\n{entry}{docker}"));
     let run = harness.run_in_network(engine);
     let server = "mkdir /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
     let cache = json!([{ "key": "k", "paths": ["kept"], "policy": "pull-push", "when": "on_success" }]);
@@ -54,7 +54,7 @@ async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harnes
     let lists = ["/containers/json?all=1", "/networks", "/volumes"].map(|path| engine.call("GET", path, &[]).1);
     let names = lists.iter().flat_map(|list| list.split('"'));
     let left: Vec<_> = names.filter(|name| name.trim_start_matches('/').starts_with("runner-")).collect();
-    assert!(left.len() == 1 && left[0].contains("-cache-"), "only the volume with the cache is kept: {left:?}");
+    assert!(left.len() == 1 && left[0].contains("-cache-"), "only the volume with the cache must be kept: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

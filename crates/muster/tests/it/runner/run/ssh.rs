@@ -21,7 +21,7 @@ const PASSWORD: &str = "hunter2-of-the-machine";
 /// Hash of [`PASSWORD`] in the machine's `/etc/shadow`.
 const PASSWORD_HASH: &str =
     "$6$mustertest$YruV235d3XNcpe4SivRyK4mX5L5VVqixhN0DBNAJ9AtFZDkzJ7sx/BRbGIsJaJcQtSjr4rPhVhBqqAdai/ab30";
-/// Runs the server with another `/etc/shadow`, which only its own processes see.
+/// Command that runs the server with another `/etc/shadow`, which only the processes of the server see.
 const WITH_SHADOW: [&str; 6] =
     ["unshare", "--mount", "sh", "-c", "mount --bind \"$1\" /etc/shadow && shift && exec \"$@\"", "sh"];
 
@@ -34,12 +34,12 @@ struct Machine {
 }
 
 impl Machine {
-    /// Starts a server that accepts a key. `None` means that OpenSSH is not installed.
+    /// Starts a server that accepts a key. `None` means that OpenSSH or git is not installed.
     fn start() -> Option<Self> {
         Self::start_with("PasswordAuthentication no", &[])
     }
 
-    /// Starts a server that accepts only a password. `None` means that OpenSSH is not installed, or that the test does not run as root.
+    /// Starts a server that accepts only a password. `None` means that OpenSSH or git is not installed, or that the test does not run as root.
     fn start_with_password() -> Option<Self> {
         if user() != "root" {
             muster_test_prerequisites::missing("a server with another password file requires root");
@@ -233,7 +233,7 @@ async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
     for expected in ["Using SSH executor...", &format!("home is {}", home.display()), "content of the file"] {
         assert!(text.contains(expected), "{expected} is missing in {text}");
     }
-    assert!(home.join("builds").is_dir(), "the checkout is kept for the next job");
+    assert!(home.join("builds").is_dir(), "the checkout must be kept for the next job");
     machine.wait_until_only_agent_remains().await;
 
     push(&harness, 2, &["exit 3"], json!({}));

@@ -57,7 +57,7 @@ impl TheirServer {
             was_sent: &AtomicBool::new(false),
         };
         let accepted = run_until_accepted(&self.socket, || Ok(request.clone()), options);
-        tokio::time::timeout(PATIENCE, accepted).await.expect("the request is not repeated")
+        tokio::time::timeout(PATIENCE, accepted).await.expect("the server must answer the request in time")
     }
 
     /// Runs a list to its end. Returns the log and the result.
@@ -133,7 +133,7 @@ async fn our_client_waits_for_a_job_without_following_it() {
     let mut log = connection.follow("1", 0).await.unwrap();
     let first = tokio::select! {
         first = log.message() => first.unwrap().unwrap().data,
-        result = &mut waiting => panic!("the job has not ended: {result:?}"),
+        result = &mut waiting => panic!("the wait ended before the job: {result:?}"),
     };
     assert_eq!(first.as_ref(), b"Running step \"a\"");
     theirs.project.file("end", "");
@@ -183,7 +183,7 @@ async fn our_client_ends_a_job_at_their_server() {
 #[tokio::test]
 async fn our_client_notices_the_end_of_their_server() {
     let Some(mut theirs) = TheirServer::start().await else { return };
-    // GitLab's server leaves the process of the job behind. It ends when the directory of the test is removed.
+    // GitLab's server leaves the process of the job behind. The process ends when the directory of the test is removed.
     let script = "touch running; while [ -e running ]; do sleep 0.01; done";
     theirs.run("1", &definition(&format!("- {{name: a, script: '{script}'}}"))).await.unwrap();
     let connection = theirs.socket.reach().await.unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::step_runner::tls::{self, Authority};
 
-/// Lists and their results, for all servers.
+/// Checks that lists have the expected results. These are the same for all servers.
 fn check_jobs(client: &mut TheirClient, project: &Project) {
     let list = "- {name: a, step: ./echo, inputs: {text: hi}}\n- {name: b, script: 'echo; echo ${{steps.a.outputs.text}} $WHO ${{vars.V}}; cat ${{vars.F}}'}";
     let variables = json!([
@@ -98,7 +98,11 @@ fn their_client_gets_the_rest_of_a_log_over_another_connection() {
     let rest = client.ok("follow", "1", json!({ "offset": middle.offset }));
     assert_eq!(rest.log, format!("{}\nlastend", "x".repeat(50_000)));
     assert_eq!(client.ok("status", "1", json!({})).end("1"), ("success", ""));
-    assert_eq!(client.ok("follow", "1", json!({ "offset": rest.offset })).log, "", "the whole log was read");
+    assert_eq!(
+        client.ok("follow", "1", json!({ "offset": rest.offset })).log,
+        "",
+        "no text may follow the end of the log"
+    );
     client.ok("close", "1", json!({}));
 }
 

@@ -1,0 +1,111 @@
+//! Text that a POSIX shell executes: commands, each after a command that prints it, and quoted words.
+
+use std::fmt::Write;
+
+use muster_agent_api::builtin::Script;
+use muster_steps::style;
+
+/// Prefix of the section names of some commands, and the commands.
+pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
+
+/// Read-only variables of bash.
+pub(crate) const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
+/// Command that sets `pipefail` if the shell supports it. The subshell is needed because a failure would end the shell.
+pub(crate) const PIPEFAIL: &str = "(set -o pipefail) 2>/dev/null && set -o pipefail";
+/// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
+const EXIT_CODE_CHECK: &str =
+    "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
+
+/// Adds the commands of blocks, each after a command that prints it.
+pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
+    push_commands_in(&EchoColor::OF_JOB, body, script, blocks);
+}
+
+/// Adds the commands of blocks, each after a command that prints it in this color.
+pub(crate) fn push_commands_in(color: &EchoColor, body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
+    for (section, command) in commands(blocks) {
+        match command {
+            "" => body.push_str("echo\n"),
+            command if script.sections && command.contains('\n') => {
+                print_in_section(body, &section, &color.paint(&format!("$ {command}")));
+            }
+            command => print(body, &color.paint(&echo_text(command))),
+        }
+        body.push_str(command);
+        body.push('\n');
+        if script.check_exit_codes {
+            body.push_str(EXIT_CODE_CHECK);
+        }
+    }
+}
+
+/// Returns the trimmed commands of blocks, each with the name of its section.
+pub(crate) fn commands<'a>(blocks: &'a [ScriptBlock<'a>]) -> impl Iterator<Item = (String, &'a str)> {
+    blocks.iter().flat_map(|(block, commands)| {
+        commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
+    })
+}
+
+/// Returns the text that is printed before a command runs.
+pub(crate) fn echo_text(command: &str) -> String {
+    match command.split_once('\n') {
+        None => format!("$ {command}"),
+        Some((first, _)) => format!("$ {first} # collapsed multi-line command"),
+    }
+}
+
+/// Escape sequences around a command that is printed before it runs.
+pub(crate) struct EchoColor {
+    pub(crate) start: &'static str,
+    pub(crate) end: &'static str,
+}
+
+impl EchoColor {
+    /// Color in the scripts of a job.
+    pub(crate) const OF_JOB: Self = Self { start: style::BOLD_GREEN, end: style::RESET };
+
+    pub(crate) fn paint(&self, text: &str) -> String {
+        format!("{}{text}{}", self.start, self.end)
+    }
+}
+
+/// Returns whether a shell can set a variable with this name.
+pub(crate) fn can_be_set(key: &str) -> bool {
+    !key.starts_with(|first: char| first.is_ascii_digit())
+        && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        && !READ_ONLY.contains(&key)
+}
+
+/// Adds a command that prints a line.
+pub(crate) fn print(body: &mut String, line: &str) {
+    // The `echo` of some shells interprets backslashes, so use `printf`.
+    let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
+}
+
+/// Prints `shown`, a command of several lines, in a section, which is closed before the command runs (docs/spec/job-execution.md, section 1.8).
+fn print_in_section(body: &mut String, section: &str, shown: &str) {
+    let _ = writeln!(
+        body,
+        "printf 'section_start:%s:section_{section}[hide_duration=true,collapsed=true]\\r\\033[0K%s\\n' \"$(date +%s)\" {}",
+        quote(shown)
+    );
+    let _ = writeln!(body, "printf 'section_end:%s:section_{section}\\r\\033[0K\\n' \"$(date +%s)\"");
+}
+
+/// Quotes a text for any POSIX shell.
+pub(crate) fn quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    push_quoted(&mut quoted, text);
+    quoted
+}
+
+pub(crate) fn push_quoted(to: &mut String, text: &str) {
+    to.push('\'');
+    for (index, part) in text.split('\'').enumerate() {
+        if index > 0 {
+            to.push_str(r"'\''");
+        }
+        to.push_str(part);
+    }
+    to.push('\'');
+}

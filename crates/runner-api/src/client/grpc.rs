@@ -1,0 +1,147 @@
+//! A job request over gRPC (docs/spec/runner-api.md, section 7).
+//!
+//! The call uses the connections of [`super::transport`], so certificates, proxies and the maximum age of connections are the same as for
+//! HTTP. Only a complete response, or an error about the request itself, is a result. After any other failure, the caller uses HTTP.
+
+use std::error::Error;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use http::{HeaderMap, Response, StatusCode, Uri, header};
+use http_body_util::BodyExt;
+use muster_job::error_chain;
+use tonic::Status;
+use tonic::metadata::{MetadataMap, MetadataValue};
+
+use super::job_request::{CALL, JobCall};
+use super::observe::{EndedCall, GRPC, REQUEST_ID, REQUEST_JOB};
+use super::reply::MAX_BODY_BYTES;
+use super::{Client, ClientError, JobOffer, Progress, connect_error, redirect, reply};
+use crate::job_router::GetJobRequest;
+use crate::job_router::http_status;
+use crate::job_router::job_router_client::JobRouterClient;
+use crate::payload::JobPayload;
+
+/// Reason why a call failed.
+pub(super) enum Failure {
+    /// The coordinator rejected the request. HTTP would have the same result.
+    Refused(ClientError),
+    /// No usable response over gRPC, with the cause.
+    Unusable(String),
+}
+
+/// Requests a job over gRPC.
+pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<JobOffer, Failure> {
+    let started = Instant::now();
+    let result = get_job(client, call).await;
+    let (status, request_id) = match &result {
+        Ok((offer, headers)) => {
+            let status = if offer.job.is_some() { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
+            (Some(status), reply::text_header(headers, REQUEST_ID))
+        }
+        Err(status) => (refusal(status), None),
+    };
+    let (endpoint, method) = REQUEST_JOB;
+    let ended = EndedCall { endpoint, method, status: status.map(|status| status.as_u16()), took: started.elapsed() };
+    client.ended(ended, GRPC, request_id.as_deref());
+    match (result, status) {
+        (Ok((offer, _)), _) => Ok(offer),
+        (Err(error), Some(status)) => Err(Failure::Refused(reply::rejection(CALL, status, error.message().to_owned()))),
+        (Err(error), None) => Err(Failure::Unusable(cause(&error))),
+    }
+}
+
+/// Returns the offer, and the headers of the response.
+async fn get_job(client: &Client, call: &JobCall<'_>) -> Result<(JobOffer, HeaderMap), Status> {
+    let http = client.transport.grpc().map_err(|error| Status::unknown(error.to_string()))?;
+    let origin = redirect::coordinator_url(client.base.clone()).to_string();
+    let origin = origin.parse::<Uri>().map_err(|error| Status::unknown(error.to_string()))?;
+    let channel = Channel { http, timeout: call.time_left(), progress: call.progress.clone() };
+    let mut service = JobRouterClient::with_origin(channel, origin).max_decoding_message_size(MAX_BODY_BYTES);
+
+    let mut request = tonic::Request::new(GetJobRequest { job_request: call.body.clone() });
+    // Proxies end a call at this deadline instead of at their own.
+    request.set_timeout(call.time_left());
+    add_metadata(request.metadata_mut(), call.token)?;
+    let (metadata, message, _) = service.get_job(request).await?.into_parts();
+    let body = message.job_response;
+    let job = match body.is_empty() {
+        true => None,
+        false => Some(Box::new(JobPayload::read(&body).map_err(Status::data_loss)?)),
+    };
+    let text = String::from_utf8(body.into()).unwrap_or_default();
+    let headers = metadata.into_headers();
+    let (last_update, repeats) = reply::queue_state(&headers);
+    Ok((JobOffer { job, text, last_update, repeats }, headers))
+}
+
+fn add_metadata(metadata: &mut MetadataMap, token: &str) -> Result<(), Status> {
+    let ascii = |text: String| {
+        MetadataValue::try_from(text).map_err(|_| Status::unknown("the runner token contains invalid characters"))
+    };
+    metadata.insert(header::AUTHORIZATION.as_str(), ascii(format!("Bearer {token}"))?);
+    metadata.insert(REQUEST_ID, ascii(uuid::Uuid::new_v4().simple().to_string())?);
+    Ok(())
+}
+
+/// Returns the HTTP status of an error that the coordinator sent about the request. An error with a source is from this side of the connection.
+fn refusal(status: &Status) -> Option<StatusCode> {
+    http_status(status.code()).filter(|_| status.source().is_none())
+}
+
+/// Returns the cause of a failure.
+fn cause(status: &Status) -> String {
+    match status.source() {
+        Some(source) => error_chain(source),
+        None if status.message().is_empty() => status.code().description().to_owned(),
+        None => status.message().to_owned(),
+    }
+}
+
+/// Sends the HTTP/2 requests of a gRPC client.
+struct Channel {
+    http: reqwest::Client,
+    timeout: Duration,
+    progress: Progress,
+}
+
+impl tower::Service<http::Request<tonic::body::Body>> for Channel {
+    type Response = Response<reqwest::Body>;
+    type Error = Box<dyn Error + Send + Sync>;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let (head, body) = request.into_parts();
+        let call =
+            self.http.post(head.uri.to_string()).version(head.version).headers(head.headers).timeout(self.timeout);
+        let progress = self.progress.clone();
+        async move {
+            // The request is one small message, which is sent when the connection exists.
+            let body = body.collect().await?.to_bytes();
+            let response = call.body(progress.body(body)).send().await;
+            let response = response.map_err(|error| connect_error::describe(&error))?;
+            if let Some(problem) = problem_of(response.status(), response.headers()) {
+                return Err(problem.into());
+            }
+            progress.mark_answered();
+            Ok(response.into())
+        }
+        .boxed()
+    }
+}
+
+/// Returns the reason why a response is not from a gRPC server. `None` if it is.
+fn problem_of(status: StatusCode, headers: &HeaderMap) -> Option<String> {
+    let kind = reply::text_header(headers, header::CONTENT_TYPE.as_str()).unwrap_or_default();
+    let is_grpc = status == StatusCode::OK && kind.starts_with("application/grpc");
+    (!is_grpc).then(|| format!("the response is not from a gRPC server: status {status}, content type `{kind}`"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! Tests job requests over gRPC with the real routes: the same results as over HTTP, and no lost jobs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_job::JobId;
+use tokio::task::JoinHandle;
+
+use crate::client::{Client, ClientError, JobOffer, Progress};
+use crate::payload::JobPayload;
+use crate::test_support::{Call, Fault, Http2, MemoryCoordinator, RUNNER_TOKEN, Relay, Served, serve};
+use crate::wire::JobRequest;
+
+mod hostile;
+mod tls;
+
+const JOB: JobId = JobId(7);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A coordinator behind a relay, and a client of it.
+struct Setup {
+    coordinator: Arc<MemoryCoordinator>,
+    relay: Relay,
+    client: Client,
+    _served: Served,
+}
+
+impl Setup {
+    /// Returns a client that has sent no request, so the first one uses HTTP.
+    async fn over_http(long_poll: Duration) -> Self {
+        let coordinator = Arc::new(MemoryCoordinator::new(long_poll));
+        let served = serve(coordinator.clone()).await.unwrap();
+        let relay = Relay::start(&served.url).await.unwrap();
+        let client = Client::new(&relay.url).unwrap();
+        Self { coordinator, relay, client, _served: served }
+    }
+
+    /// Returns a client that has had a response over HTTP, so the next request uses gRPC.
+    async fn over_grpc(long_poll: Duration) -> Self {
+        let setup = Self::over_http(long_poll).await;
+        setup.coordinator.enqueue(payload(1));
+        assert_eq!(setup.request("first").await.unwrap().job.unwrap().id, JobId(1));
+        assert_eq!(setup.relay.http2_connections(), 0, "before the announcement, HTTP is used");
+        setup
+    }
+
+    async fn request(&self, key: &str) -> Result<JobOffer, ClientError> {
+        request(&self.client, key, &Progress::default()).await
+    }
+
+    /// Starts a request, and waits until the coordinator holds it.
+    async fn held_request(&self, key: &str) -> (JoinHandle<Result<JobOffer, ClientError>>, Progress) {
+        let progress = Progress::default();
+        let task = tokio::spawn({
+            let (client, key, progress) = (self.client.clone(), key.to_owned(), progress.clone());
+            async move { request(&client, &key, &progress).await }
+        });
+        self.coordinator.wait_for_held_requests(1).await;
+        (task, progress)
+    }
+}
+
+fn job_request(key: &str) -> JobRequest {
+    JobRequest { token: RUNNER_TOKEN.to_owned(), idempotency_key: Some(key.to_owned()), ..JobRequest::default() }
+}
+
+async fn request(client: &Client, key: &str, progress: &Progress) -> Result<JobOffer, ClientError> {
+    let result = tokio::time::timeout(TEST_TIMEOUT, client.request_job(&job_request(key), progress)).await;
+    result.expect("no result in time")
+}
+
+fn payload(id: i64) -> JobPayload {
+    let job = serde_json::json!({ "id": id, "token": "secret", "steps": [{ "name": "script", "script": ["make"] }] });
+    serde_json::from_value(job).unwrap()
+}
+
+/// The contract of [`Client::request_job`], which does not depend on the transport. Returns the relay's count of HTTP/2 connections.
+async fn check_contract(setup: Setup) -> usize {
+    let Setup { coordinator, client, .. } = &setup;
+    // Without a version of the queue, the coordinator answers immediately.
+    let empty = setup.request("a").await.unwrap();
+    assert!(empty.job.is_none() && empty.text.is_empty() && empty.repeats);
+    assert_eq!(empty.last_update.as_deref(), Some("1"));
+
+    coordinator.enqueue(payload(7));
+    let progress = Progress::default();
+    let offer = request(client, "b", &progress).await.unwrap();
+    assert_eq!(*offer.job.unwrap(), payload(7));
+    assert_eq!(offer.text, serde_json::to_string(&payload(7)).unwrap());
+    assert!(offer.repeats && progress.is_answered());
+    assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JOB, "the same key gets the same job");
+    assert_eq!(coordinator.job(JOB).unwrap().assignments, 1);
+
+    let unknown = JobRequest { token: "wrong".to_owned(), ..JobRequest::default() };
+    let error = client.request_job(&unknown, &Progress::default()).await.unwrap_err();
+    assert!(error.is_unknown_token(), "{error}");
+    coordinator.fail(Call::RequestJob, [Fault::Rejected]);
+    let error = setup.request("c").await.unwrap_err();
+    assert!(matches!(error, ClientError::Rejected { code: 400, .. }), "{error}");
+    assert!(error.to_string().contains("injected fault"), "{error}");
+    setup.relay.http2_connections()
+}
+
+#[tokio::test]
+async fn requests_have_the_same_results_over_both_transports() {
+    let http = Setup::over_http(Duration::from_millis(50)).await;
+    http.relay.set_http2(Http2::Reject);
+    check_contract(http).await;
+    let grpc = Setup::over_grpc(Duration::from_millis(50)).await;
+    assert_eq!(check_contract(grpc).await, 1, "all requests share one HTTP/2 connection");
+}
+
+#[tokio::test]
+async fn held_request_gets_a_job_over_grpc() {
+    let setup = Setup::over_grpc(TEST_TIMEOUT).await;
+    let (held, progress) = setup.held_request("a").await;
+    assert!(progress.sent_at().is_some() && !progress.is_answered());
+    setup.coordinator.enqueue(payload(7));
+    assert_eq!(held.await.unwrap().unwrap().job.unwrap().id, JOB);
+    assert_eq!(setup.relay.http2_connections(), 1);
+}
+
+#[tokio::test]
+async fn dropped_request_gives_no_job_away() {
+    let setup = Setup::over_grpc(TEST_TIMEOUT).await;
+    let (held, _) = setup.held_request("a").await;
+    held.abort();
+    let _ = held.await;
+    setup.coordinator.wait_for_held_requests(0).await;
+    setup.coordinator.enqueue(payload(7));
+    assert_eq!(setup.coordinator.job(JOB).unwrap().assignments, 0);
+    assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JOB);
+    assert_eq!(setup.coordinator.job(JOB).unwrap().assignments, 1);
+}
+
+#[tokio::test]
+async fn job_of_a_lost_response_is_fetched_over_http() {
+    let setup = Setup::over_grpc(TEST_TIMEOUT).await;
+    let (held, _) = setup.held_request("a").await;
+    setup.relay.set_http2(Http2::LoseResponse);
+    setup.coordinator.enqueue(payload(7));
+    setup.coordinator.enqueue(payload(8));
+    let offer = held.await.unwrap().unwrap();
+    assert_eq!(offer.job.unwrap().id, JOB);
+    assert_eq!(
+        setup.coordinator.job(JOB).unwrap().assignments,
+        1,
+        "it was assigned once, before the response was lost"
+    );
+    assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JobId(8));
+    assert_eq!(setup.relay.http2_connections(), 1, "gRPC is paused");
+}
+
+#[tokio::test]
+async fn failure_of_the_coordinator_is_reported_as_over_http() {
+    let setup = Setup::over_grpc(Duration::from_millis(50)).await;
+    setup.coordinator.fail(Call::RequestJob, [Fault::FailAfter, Fault::FailAfter]);
+    setup.coordinator.enqueue(payload(7));
+    let error = setup.request("a").await.unwrap_err();
+    assert!(matches!(error, ClientError::Transient { code: Some(500), .. }), "{error}");
+    assert_eq!(setup.request("a").await.unwrap().job.unwrap().id, JOB);
+    assert_eq!(setup.coordinator.job(JOB).unwrap().assignments, 1);
+}
+
+#[tokio::test]
+async fn proxy_without_http2_gets_http() {
+    let setup = Setup::over_grpc(Duration::from_millis(50)).await;
+    setup.relay.set_http2(Http2::Reject);
+    for id in [7, 8, 9] {
+        setup.coordinator.enqueue(payload(id));
+        assert_eq!(setup.request(&id.to_string()).await.unwrap().job.unwrap().id, JobId(id));
+        assert_eq!(setup.relay.http2_connections(), 1, "only one request tries gRPC");
+    }
+}
+
+#[tokio::test]
+async fn request_that_was_canceled_before_it_was_sent_is_not_sent_over_http() {
+    let setup = Setup::over_grpc(Duration::from_millis(50)).await;
+    let requests = setup.coordinator.requests();
+    let progress = Progress::default();
+    assert!(progress.cancel_unsent());
+    let error = request(&setup.client, "a", &progress).await.unwrap_err();
+    assert!(error.transient().is_some(), "{error}");
+    assert_eq!(setup.coordinator.requests(), requests);
+    setup.coordinator.enqueue(payload(7));
+    assert_eq!(setup.request("a").await.unwrap().job.unwrap().id, JOB);
+    assert_eq!(setup.relay.http2_connections(), 1, "a cancellation does not pause gRPC");
+}

@@ -1,0 +1,151 @@
+//! Tests gRPC with servers whose response is too large, invalid, incomplete, or missing. The request is then repeated over HTTP.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::routing::{any, post};
+use futures::{StreamExt, stream};
+use http::{Response, StatusCode};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use url::Url;
+
+use super::{JOB, Setup, TEST_TIMEOUT, job_request, payload, request};
+use crate::client::job_request::JOB_REQUEST_TIMEOUT;
+use crate::client::{Client, ClientError, JobOffer, Progress};
+use crate::job_router::{GRPC, TRANSPORT_HEADER};
+use crate::test_support::Http2;
+use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
+
+/// Starts a server that announces gRPC and sends job 7 over HTTP. Each gRPC call gets the response of `answer`.
+async fn server<F>(answer: impl Fn() -> F + Clone + Send + Sync + 'static) -> (Client, JoinHandle<()>)
+where
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let http = || async {
+        let headers = [(TRANSPORT_HEADER, GRPC), (IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED)];
+        (StatusCode::CREATED, headers, r#"{"id":7,"token":"secret"}"#)
+    };
+    let app = Router::new()
+        .route("/api/v4/jobs/request", post(http))
+        .route("/gitlab.agent.job_router.rpc.JobRouter/GetJob", any(answer));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (Client::new(&url).unwrap(), task)
+}
+
+fn grpc(body: impl Into<Body>) -> Response<Body> {
+    Response::builder().header("content-type", "application/grpc").body(body.into()).unwrap()
+}
+
+/// Returns a gRPC message that claims to have this length.
+fn message(length: u32, body: &[u8]) -> Vec<u8> {
+    [&[0], &length.to_be_bytes()[..], body].concat()
+}
+
+/// Requests jobs: over HTTP, then over gRPC with the response of `answer`, which leads to HTTP, and then over HTTP.
+async fn check_fallback(case: &str, answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static) {
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let (client, server) = server(move || {
+        called.send(()).unwrap();
+        std::future::ready(answer())
+    })
+    .await;
+    for key in ["a", "b"] {
+        let offer = request(&client, key, &Progress::default()).await.unwrap();
+        assert_eq!(offer.job.unwrap().id, JOB, "{case}");
+    }
+    assert_eq!(calls.try_recv(), Ok(()), "{case}: gRPC was not used");
+    request(&client, "c", &Progress::default()).await.unwrap();
+    assert!(calls.try_recv().is_err(), "{case}: gRPC is not paused");
+    server.abort();
+}
+
+#[tokio::test]
+async fn unusable_responses_lead_to_http() {
+    type Answer = fn() -> Response<Body>;
+    let cases: [(&str, Answer); 11] = [
+        ("the length exceeds the limit", || grpc(message(64 * 1024 * 1024 + 1, b"x"))),
+        ("the message is incomplete", || grpc(message(100, b"\x0a\x02{}"))),
+        ("the message is invalid", || grpc(message(3, b"\xff\xff\xff"))),
+        ("no frame", || grpc("no frame at all")),
+        ("no message", || grpc("")),
+        ("the message is compressed", || grpc([&[1], &message(4, b"\x0a\x02{}")[1..]].concat())),
+        ("the payload is not JSON", || grpc(message(6, b"\x0a\x04<ht>"))),
+        ("the payload has no ID", || grpc(message(4, b"\x0a\x02{}"))),
+        ("a page", || Response::builder().header("content-type", "text/html").body("<html>".into()).unwrap()),
+        ("an error of a proxy", || Response::builder().status(502).body(Body::empty()).unwrap()),
+        ("not implemented", || {
+            let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", "12");
+            response.body(Body::empty()).unwrap()
+        }),
+    ];
+    for (case, answer) in cases {
+        check_fallback(case, answer).await;
+    }
+}
+
+#[tokio::test]
+async fn response_that_breaks_off_leads_to_http() {
+    check_fallback("the stream is reset", || {
+        let part = Ok(Bytes::from(message(100, b"\x0a\x5f{\"id\":7")));
+        grpc(Body::from_stream(stream::iter([part, Err(std::io::Error::other("broken"))])))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn message_that_exceeds_the_limit_is_not_read() {
+    let chunk = Bytes::from(vec![b'x'; 64 * 1024]);
+    check_fallback("the message is endless", move || {
+        let head = stream::iter([Ok::<_, std::io::Error>(Bytes::from(message(u32::MAX, b"")))]);
+        let chunk = chunk.clone();
+        grpc(Body::from_stream(head.chain(stream::repeat_with(move || Ok(chunk.clone())))))
+    })
+    .await;
+}
+
+/// Sends a request, and advances the time until it is complete. Also returns the time that has passed.
+async fn request_with_advanced_time(client: &Client) -> (Result<JobOffer, ClientError>, Duration) {
+    let client = client.clone();
+    let task = tokio::spawn(async move { client.request_job(&job_request("k"), &Progress::default()).await });
+    let started = tokio::time::Instant::now();
+    while !task.is_finished() && started.elapsed() < JOB_REQUEST_TIMEOUT * 2 {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        tokio::time::resume();
+        // Meanwhile the connections make progress.
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let waited = started.elapsed();
+    (tokio::time::timeout(TEST_TIMEOUT, task).await.expect("no result in time").unwrap(), waited)
+}
+
+#[tokio::test]
+async fn silent_peer_is_detected_by_pings() {
+    let setup = Setup::over_grpc(JOB_REQUEST_TIMEOUT).await;
+    setup.relay.set_http2(Http2::Ignore);
+    setup.coordinator.enqueue(payload(7));
+    let (offer, waited) = request_with_advanced_time(&setup.client).await;
+    assert_eq!(offer.unwrap().job.unwrap().id, JOB);
+    assert!(waited < Duration::from_secs(60), "detected after {waited:?}");
+    assert_eq!(setup.relay.http2_connections(), 1);
+}
+
+#[tokio::test]
+async fn request_without_response_ends_at_the_deadline() {
+    let (client, server) = server(std::future::pending).await;
+    request(&client, "a", &Progress::default()).await.unwrap();
+    let (result, waited) = request_with_advanced_time(&client).await;
+    let error = result.unwrap_err();
+    assert!(error.transient().is_some() && error.to_string().contains("timeout"), "{error}");
+    assert!(waited + Duration::from_secs(2) > JOB_REQUEST_TIMEOUT, "ended after {waited:?}");
+    let next = request(&client, "b", &Progress::default()).await.unwrap();
+    assert_eq!(next.job.unwrap().id, JOB, "gRPC is not paused");
+    server.abort();
+}

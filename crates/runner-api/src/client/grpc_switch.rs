@@ -1,0 +1,90 @@
+//! Decides whether job requests use gRPC.
+//!
+//! The coordinator announces gRPC in each HTTP response to a job request. Between client and coordinator there may be a proxy that forwards only
+//! HTTP/1.1, so a failure pauses gRPC, and each further failure doubles the pause.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Pause after the first failure.
+const FIRST_PAUSE: Duration = Duration::from_secs(30);
+/// Maximum pause.
+const MAX_PAUSE: Duration = Duration::from_secs(3600);
+
+/// State of gRPC at one coordinator.
+#[derive(Debug, Default)]
+pub(super) struct GrpcSwitch(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_announced: bool,
+    /// Failures since the last response.
+    failures: u32,
+    /// End of the current pause.
+    paused_until: Option<Instant>,
+}
+
+impl State {
+    fn is_paused(&self, now: Instant) -> bool {
+        self.paused_until.is_some_and(|end| now < end)
+    }
+}
+
+impl GrpcSwitch {
+    /// Returns true if the next job request should use gRPC.
+    pub(super) fn is_on(&self, now: Instant) -> bool {
+        let state = self.0.lock();
+        state.is_announced && !state.is_paused(now)
+    }
+
+    /// Records whether an HTTP response announced gRPC. Returns true if it is the first one to do so.
+    pub(super) fn set_announced(&self, is_announced: bool) -> bool {
+        let was_announced = std::mem::replace(&mut self.0.lock().is_announced, is_announced);
+        is_announced && !was_announced
+    }
+
+    /// Records a response over gRPC.
+    pub(super) fn answered(&self) {
+        let mut state = self.0.lock();
+        (state.failures, state.paused_until) = (0, None);
+    }
+
+    /// Records a failure of gRPC and returns the pause. `None` if gRPC is already paused: calls that share a connection fail together, and count
+    /// as one failure.
+    pub(super) fn failed(&self, now: Instant) -> Option<Duration> {
+        let mut state = self.0.lock();
+        if state.is_paused(now) {
+            return None;
+        }
+        let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(state.failures)).min(MAX_PAUSE);
+        state.failures = state.failures.saturating_add(1);
+        state.paused_until = Some(now + pause);
+        Some(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_is_used_when_announced_and_pauses_after_failures() {
+        let (switch, mut now) = (GrpcSwitch::default(), Instant::now());
+        assert!(!switch.is_on(now));
+        assert!(switch.set_announced(true) && !switch.set_announced(true));
+        assert!(switch.is_on(now));
+        for pause in [30, 60, 120, 240, 480, 960, 1920, 3600, 3600] {
+            assert_eq!(switch.failed(now), Some(Duration::from_secs(pause)));
+            assert_eq!(switch.failed(now), None, "calls on one connection fail together");
+            assert!(!switch.is_on(now + Duration::from_secs(pause - 1)));
+            now += Duration::from_secs(pause);
+            assert!(switch.is_on(now));
+        }
+        switch.answered();
+        assert_eq!(switch.failed(now), Some(FIRST_PAUSE), "a response resets the pause");
+        switch.set_announced(false);
+        assert!(!switch.is_on(now + MAX_PAUSE), "the coordinator no longer announces gRPC");
+    }
+}

@@ -1,0 +1,124 @@
+//! Job requests: over gRPC if the coordinator announced it and it works, otherwise over HTTP.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
+use reqwest::Response;
+use tokio::time::Instant;
+
+use super::grpc::{self, Failure};
+use super::{Client, ClientError, JobOffer, Progress, observe, redirect, reply};
+use crate::job_router::{GRPC, TRANSPORT_HEADER};
+use crate::wire::JobRequest;
+
+pub(super) const CALL: &str = "job request";
+/// GitLab's front end holds a job request for up to 50 s, and proxies may hold it for longer.
+pub(super) const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// A job request for either transport.
+pub(super) struct JobCall<'a> {
+    /// The request as JSON. Both transports send the same bytes, and so the same idempotency key.
+    pub(super) body: Bytes,
+    pub(super) token: &'a str,
+    pub(super) progress: &'a Progress,
+    deadline: Instant,
+}
+
+impl JobCall<'_> {
+    /// Returns the time until the deadline of the whole call.
+    pub(super) fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+impl Client {
+    /// Requests a job (`POST /jobs/request`, or the same call over gRPC). The coordinator may hold the call until there
+    /// is a job. `progress` tracks the call.
+    ///
+    /// If gRPC fails, the request is repeated over HTTP. The coordinator returns the same job for the same idempotency
+    /// key, so a lost response loses no job.
+    ///
+    /// # Errors
+    /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
+    ///
+    /// If only ID and token can be read, also from an incomplete response, the call returns a job with the reason why
+    /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
+    pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
+        let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
+        let deadline = Instant::now() + JOB_REQUEST_TIMEOUT;
+        let call = JobCall { body: body.into(), token: &request.token, progress, deadline };
+        if self.grpc.is_on(Instant::now()) {
+            match grpc::request_job(self, &call).await {
+                Ok(offer) => {
+                    self.grpc.answered();
+                    return Ok(offer);
+                }
+                Err(Failure::Refused(error)) => {
+                    self.grpc.answered();
+                    return Err(error);
+                }
+                Err(Failure::Unusable(reason)) => self.leave_grpc(&call, reason)?,
+            }
+        }
+        self.request_job_over_http(&call).await
+    }
+
+    /// Pauses gRPC. Returns an error if the request cannot be repeated over HTTP.
+    fn leave_grpc(&self, call: &JobCall<'_>, error: String) -> Result<(), ClientError> {
+        if call.progress.is_canceled() {
+            return Err(ClientError::unreachable(CALL, error));
+        }
+        if let Some(pause) = self.grpc.failed(Instant::now()) {
+            let (url, pause_s) = (redirect::coordinator_url(self.base.clone()), pause.as_secs());
+            tracing::warn!(%url, error, pause_s, "failed to request a job over gRPC, using HTTP");
+        }
+        if call.time_left().is_zero() {
+            return Err(ClientError::unreachable(CALL, error));
+        }
+        Ok(())
+    }
+
+    async fn request_job_over_http(&self, call: &JobCall<'_>) -> Result<JobOffer, ClientError> {
+        let (response, is_redirected) = self.send_job_request(call).await?;
+        call.progress.mark_answered();
+        let (last_update, repeats) = reply::queue_state(response.headers());
+        let announced = reply::text_header(response.headers(), TRANSPORT_HEADER).is_some_and(|value| value == GRPC);
+        // Redirects are followed only over HTTP.
+        if self.grpc.set_announced(announced && repeats && !is_redirected) {
+            let url = redirect::coordinator_url(self.base.clone());
+            tracing::info!(%url, "coordinator supports gRPC, using it for job requests");
+        }
+        let (job, text) = match response.status() {
+            StatusCode::NO_CONTENT => (None, String::new()),
+            _ => {
+                let (job, text) = reply::job(CALL, response).await?;
+                (Some(Box::new(job)), text)
+            }
+        };
+        Ok(JobOffer { job, text, last_update, repeats })
+    }
+
+    /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks
+    /// progress. Also returns whether the request was redirected.
+    async fn send_job_request(&self, call: &JobCall<'_>) -> Result<(Response, bool), ClientError> {
+        let mut url = self.url("jobs/request");
+        let mut redirects = 0;
+        loop {
+            let attempt = self
+                .call_to(Method::POST, url)
+                .header(header::CONTENT_TYPE, "application/json")
+                .header(header::CONTENT_LENGTH, call.body.len())
+                .header(header::ACCEPT, "application/json")
+                .header("RUNNER-TOKEN", call.token)
+                .timeout(call.time_left())
+                .body(call.progress.body(call.body.clone()));
+            let response = self.send(observe::REQUEST_JOB, CALL, attempt).await?;
+            match redirect::next(&response).filter(|_| redirects < redirect::MAX_REDIRECTS) {
+                Some(to) => url = to,
+                None => return Ok((response, redirects > 0)),
+            }
+            redirects += 1;
+        }
+    }
+}
