@@ -16,7 +16,7 @@ const MAX_RECORDS_BYTES: usize = 4 * 1024 * 1024;
 ///
 /// A parsed result can use many times its size in memory, and a job can answer in place of the agent in its container.
 pub const MAX_RESULT_BYTES: usize = 2 * MAX_RECORDS_BYTES;
-/// Maximum size of a result with records of any size ([`Development::full_records`]), in bytes.
+/// Maximum size of a result with records of any size ([`Development::full_records`]), in bytes. It is enforced like [`MAX_RESULT_BYTES`].
 ///
 /// [`Development::full_records`]: crate::development::Development::full_records
 pub const MAX_FULL_RESULT_BYTES: usize = 64 * 1024 * 1024;
@@ -61,11 +61,11 @@ impl JobResult {
         self.to_tree().filter(fits).or_else(|| self.without_records().to_tree().filter(fits))
     }
 
-    /// Returns the result if its JSON has at most [`MAX_RESULT_BYTES`] bytes. A larger result loses the records of all calls first, and then
-    /// the inner steps and the ends of long texts.
+    /// Returns the result if its JSON has at most `max` bytes. A larger result loses the records of all calls first, and then the inner steps
+    /// and the ends of long texts.
     #[must_use]
-    pub fn within_limit(self) -> Self {
-        let fits = |result: &Self| json_size_within(result, MAX_RESULT_BYTES).is_some();
+    pub fn within_limit(self, max: usize) -> Self {
+        let fits = |result: &Self| json_size_within(result, max).is_some();
         if fits(&self) {
             return self;
         }
@@ -302,19 +302,24 @@ mod tests {
     #[test]
     fn large_result_loses_records_before_steps_and_texts() {
         let small = result("done", node(vec![node(Vec::new(), "inner")], ""));
-        assert_eq!(small.clone().within_limit(), small);
+        assert_eq!(small.clone().within_limit(MAX_RESULT_BYTES), small);
 
         let mut recorded = small.clone();
         let step = "x".repeat(MAX_RESULT_BYTES);
         recorded.tree.steps[0].call = Some(Box::new(CallRecord { step, ..CallRecord::default() }));
-        assert_eq!(recorded.within_limit(), small);
+        assert_eq!(
+            recorded.clone().within_limit(MAX_FULL_RESULT_BYTES),
+            recorded,
+            "an author of steps gets larger records"
+        );
+        assert_eq!(recorded.within_limit(MAX_RESULT_BYTES), small);
 
         let long = "x".repeat(MAX_RESULT_BYTES);
         for large in [
             result(&long, node(Vec::new(), &long)),
             result("done", node(vec![node(Vec::new(), &"x".repeat(1000)); MAX_RESULT_BYTES / 1000], "")),
         ] {
-            let short = large.within_limit();
+            let short = large.within_limit(MAX_RESULT_BYTES);
             assert!(json_size_within(&short, MAX_RESULT_BYTES).is_some() && short.tree.steps.is_empty());
             assert_eq!((short.log_bytes, short.log_crc32), (7, 9), "the client needs them to find the end of the log");
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures::future::join_all;
+use muster_agent_api::development::Development;
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_builtins::Variables;
 use muster_job::TerminationCause;
@@ -154,7 +155,7 @@ fn fail(agent: &AgentContext, job: &Job, message: &str) -> std::io::Result<()> {
     let appended = job.log.append(format!("{line_break}{line}").as_bytes());
     let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
     // The message contains no text of the job, so nothing is masked.
-    persist_result(agent, job, outcome, &Secrets::default(), false);
+    persist_result(agent, job, outcome, &Secrets::default(), &Development::default());
     appended
 }
 

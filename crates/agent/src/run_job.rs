@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures::FutureExt;
+use muster_agent_api::development::Development;
 use muster_agent_api::plan::{JobPlan, job_plan};
 use muster_agent_api::result::{JobResult, Outcome, StepNode, limit_records};
 use muster_agent_api::step_runner::RunRequest;
@@ -78,7 +79,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
         let parent = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = parent.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
-    let declared = Declared::by(&plan);
+    let declared = Declared::from_plan(&plan);
     let steps = registry().recording_calls(plan.record_calls).load(std::mem::take(&mut plan.steps))?;
     Ok(ParsedRequest { plan, steps, declared, env: request.env.clone() })
 }
@@ -94,7 +95,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
         Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}"))),
         Err(_) => fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log"),
     };
-    persist_result(&agent, &job, outcome, &secrets, parsed.plan.development.full_records);
+    persist_result(&agent, &job, outcome, &secrets, &parsed.plan.development);
 }
 
 /// Returns the debugger of a job. `None` means that its request includes none.
@@ -115,21 +116,21 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 
 /// Writes the result of a job to the spool, then publishes it.
 ///
-/// All texts in the result are masked, because names and errors of steps can quote values. `full_records` is whether the records of calls have no
-/// maximum size.
+/// All texts in the result are masked, because names and errors of steps can quote values. `development` decides how large the records of calls
+/// and the whole result may be.
 pub(crate) fn persist_result(
     agent: &AgentContext,
     job: &Job,
     outcome: JobOutcome,
     secrets: &Secrets,
-    full_records: bool,
+    development: &Development,
 ) {
     let mut tree = outcome.tree;
     mask(&mut tree, secrets);
-    if !full_records {
+    if !development.full_records {
         limit_records(&mut tree);
     }
-    let mut result = JobResult {
+    let result = JobResult {
         outcome: outcome.outcome,
         message: secrets.mask(&outcome.message),
         log_bytes: job.log.bytes(),
@@ -137,9 +138,7 @@ pub(crate) fn persist_result(
         tree,
         used: outcome.used,
     };
-    if !full_records {
-        result = result.within_limit();
-    }
+    let result = result.within_limit(development.max_result_bytes());
     if let Err(error) = job.journal.record_result(&result) {
         agent.spool.release_reserve();
         // The space of the reserve is too small for the records of many calls.

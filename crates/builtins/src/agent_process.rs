@@ -40,7 +40,7 @@ struct RunningAgent {
 }
 
 /// Log that discards the output of the second agent's process. The log of the delegated steps is read through the connection.
-struct DiscardedLog;
+pub(crate) struct DiscardedLog;
 
 impl Log for DiscardedLog {
     fn write(&self, _: Stream, _: &[u8]) {}

@@ -23,7 +23,7 @@ pub struct Declared {
 impl Declared {
     /// Returns what a plan declares. Steps that run at another agent are not included.
     #[must_use]
-    pub fn by(plan: &JobPlan) -> Self {
+    pub fn from_plan(plan: &JobPlan) -> Self {
         let mut declared = Self { reserved: plan.reserved_builtins.clone(), ..Self::default() };
         declared.add(&plan.steps);
         declared

@@ -52,7 +52,7 @@ pub async fn run(
     cancellation: &JobCancellation,
 ) -> JobOutcome {
     let start = StartTime::now();
-    context.bundled_steps.get_or_init(|| job_steps::of);
+    context.bundled_steps.get_or_init(|| job_steps::bundled_steps);
     context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
     // Boxed, so that its state takes no memory while the steps run.

@@ -100,6 +100,13 @@ async fn failed_replacement_is_repeated_and_is_then_a_failure_of_the_runner() {
     let (log, result) = agent.complete(&plan(&agent, vec![missing])).await;
     assert_eq!(failure(&result).0, "runner_system_failure");
     assert!(log.contains("`/nonexistent/step` that the operator") && log.contains("failed to load: "), "{log}");
+
+    let script = Script { commands: vec!["true".to_owned()], ..Script::default() };
+    let call = replaced(&script, "/nonexistent/step".to_owned(), json!({}));
+    let missing = step("step_script", When::OnSuccess, call);
+    let (log, result) = agent.complete(&plan(&agent, vec![missing])).await;
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(1)));
+    assert!(log.contains("failed to load: ") && log.contains("/nonexistent/step"), "{log}");
 }
 
 #[tokio::test]

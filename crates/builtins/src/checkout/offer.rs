@@ -9,12 +9,11 @@ use crate::offer::{certificates, map};
 
 /// Returns the inputs of `builtin://checkout`.
 pub(super) fn checkout(context: &Context, step: &Checkout) -> Offer {
-    let Checkout { strategy, repo_url, local_repository, object_format, ref_name, sha, refspecs, depth, .. } = step;
+    let Checkout { strategy, repo_url, object_format, ref_name, sha, refspecs, depth, .. } = step;
     let rewrites = step.rewrites.iter().map(|rewrite| json!({ "from": rewrite.from, "to": rewrite.to }));
     let mut inputs = map([
         ("strategy", json!(strategy)),
         ("url", json!(repo_url)),
-        ("local_repository", json!(local_repository.as_deref().unwrap_or_default())),
         ("object_format", json!(object_format)),
         ("ref", json!(ref_name)),
         ("sha", json!(sha)),

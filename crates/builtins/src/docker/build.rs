@@ -16,6 +16,7 @@ use tokio::time::sleep;
 
 use super::agent_volume::AgentVolume;
 use super::cleanup::Objects;
+use super::engine::inspect_container;
 use super::images::ResolvedImage;
 use super::output::{Output, Progress};
 use super::relay::Relay;
@@ -31,6 +32,8 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Warning in the log of a job whose container started while the engine could not be reached.
 const LOST_OUTPUT: &str =
     "the connection to the engine was lost while the container started: output of the entrypoint may be missing";
+/// Advice for a job whose container was lost from sight while it started.
+const LOST_OUTPUT_REMEDY: &str = "check the log of the engine, and run the job again";
 /// Advice for an image whose entrypoint does not run its arguments.
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
@@ -90,6 +93,9 @@ pub(super) async fn start(
         // that it accepts connections.
         loop {
             sleep(RETRY_DELAY).await;
+            if outlives_its_output(&container).await {
+                container.output.mark_lost();
+            }
             if let Ok(connection) = container.reach().await {
                 print(&*lost_log, &style::warning(LOST_OUTPUT));
                 return Ok(connection);
@@ -102,7 +108,7 @@ pub(super) async fn start(
         reached = tokio::time::timeout(START_TIMEOUT, serves) => match reached {
             Ok(Ok(_)) => return Ok(container),
             Ok(Err(error)) => Failure::System(format!("failed to connect to the agent in the container {name}: {error}")),
-            Err(_) => not_started(&container, &format!("did not start within {} s", START_TIMEOUT.as_secs())),
+            Err(_) => not_started(&container.output, &container.image, &format!("did not start within {} s", START_TIMEOUT.as_secs())),
         },
         end = container.end() => ended(&container, &end),
     };
@@ -113,21 +119,65 @@ pub(super) async fn start(
 /// Returns the failure of a container that ended before its agent accepted connections.
 fn ended(container: &Container, end: &End) -> Failure {
     match end {
-        End::Exited { code: Some(code), out_of_memory: false } => {
-            not_started(container, &format!("did not start: its container exited with code {code}"))
-        }
+        End::Exited { code: Some(code), out_of_memory: false } => not_started(
+            &container.output,
+            &container.image,
+            &format!("did not start: its container exited with code {code}"),
+        ),
         end => Failure::System(format!("the agent in the build container did not start: {}", container.describe(end))),
     }
 }
 
-fn not_started(container: &Container, how: &str) -> Failure {
-    match container.output.progress() {
-        Progress::Entrypoint => Failure::System(format!(
-            "the entrypoint of the image {} did not run the agent, which {how}; {ENTRYPOINT_REMEDY}",
-            container.image
-        )),
-        Progress::Started | Progress::Ready => {
-            Failure::System(format!("the agent in the build container {how}: {}", container.output.tail()))
+/// Returns whether a container may still run. Its output has ended.
+async fn outlives_its_output(container: &Container) -> bool {
+    match inspect_container(container.engine(), container.id()).await {
+        Ok(found) => found.state.and_then(|state| state.running) == Some(true),
+        Err(_) => true,
+    }
+}
+
+/// Returns the failure of a container with this output, in which no agent accepted connections. `how` completes "the agent".
+fn not_started(output: &Output, image: &str, how: &str) -> Failure {
+    Failure::System(match output.progress() {
+        Progress::Entrypoint | Progress::Started if output.is_lost() => format!(
+            "the agent in the build container {how}; the connection to the engine was lost while the container started, so its output, \
+             which may contain the cause, is missing; {LOST_OUTPUT_REMEDY}"
+        ),
+        Progress::Entrypoint => {
+            format!("the entrypoint of the image {image} did not run the agent, which {how}; {ENTRYPOINT_REMEDY}")
         }
+        Progress::Started | Progress::Ready => format!("the agent in the build container {how}: {}", output.tail()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::container::LogOutput;
+    use bollard::errors::Error as ApiError;
+    use muster_agent_api::container::STARTED;
+
+    use super::*;
+    use crate::agent_process::DiscardedLog;
+
+    /// Returns the message about a container whose output consists of these chunks.
+    async fn message(chunks: Vec<Result<LogOutput, ApiError>>) -> String {
+        let output = Output::read(Box::pin(futures::stream::iter(chunks)), Arc::new(DiscardedLog));
+        assert!(!output.wait_for(Progress::Ready).await, "the output has ended");
+        not_started(&output, "app", "did not start: its container exited with code 1").to_string()
+    }
+
+    #[tokio::test]
+    async fn entrypoint_is_blamed_only_if_the_output_is_complete() {
+        let line = |text: &str| Ok(LogOutput::StdOut { message: format!("{text}\n").into() });
+        let lost = || Err(ApiError::RequestTimeoutError);
+        let complete = message(vec![line("usage: app FILE")]).await;
+        assert!(complete.contains("the entrypoint of the image app did not run the agent"), "{complete}");
+        for chunks in [vec![lost()], vec![line(STARTED), lost()]] {
+            let incomplete = message(chunks).await;
+            assert!(incomplete.contains("the connection to the engine was lost"), "{incomplete}");
+            assert!(!incomplete.contains("entrypoint"), "{incomplete}");
+        }
+        let failed = message(vec![line(STARTED), line("no space left")]).await;
+        assert!(failed.ends_with("exited with code 1: no space left"), "{failed}");
     }
 }

@@ -14,6 +14,8 @@ use super::engine::{failed, is_answer, is_not_found, reason};
 
 /// Option of the bridge driver with the maximum transmission unit.
 const MTU: &str = "com.docker.network.driver.mtu";
+/// Beginnings of the modes that name the network namespace of a container, of a path or of a pod.
+const OTHER_NAMESPACES: [&str; 3] = ["container:", "ns:", "pod:"];
 /// Networks that exist on every engine and do not resolve the names of containers.
 const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
 
@@ -97,8 +99,12 @@ pub(super) fn is_host(network: &DockerNetwork) -> bool {
 
 /// Returns whether nothing outside the container uses its network: neither the engine's machine nor another container.
 pub(super) fn is_own(network: &DockerNetwork) -> bool {
-    // A mode with a colon names the network namespace of a container or of a path.
-    !is_host(network) && !matches!(network, DockerNetwork::Mode(mode) if mode.contains(':'))
+    match network {
+        DockerNetwork::Bridge | DockerNetwork::PerJob { .. } => true,
+        DockerNetwork::Mode(mode) => {
+            mode != "host" && !OTHER_NAMESPACES.iter().any(|beginning| mode.starts_with(beginning))
+        }
+    }
 }
 
 /// Returns the settings with which a container is attached to its network. `None` means that the container
@@ -122,10 +128,13 @@ mod tests {
     fn network_is_own_unless_its_namespace_is_another_ones() {
         let mode = |mode: &str| DockerNetwork::Mode(mode.to_owned());
         let per_job = DockerNetwork::PerJob { name: "net".to_owned(), ipv6: false, mtu: 0 };
-        for own in [DockerNetwork::Bridge, per_job, mode("bridge"), mode("none"), mode("of-the-operator")] {
+        for own in [DockerNetwork::Bridge, per_job] {
             assert!(is_own(&own), "{own:?}");
         }
-        for shared in [mode("host"), mode("container:db"), mode("ns:/run/netns/a")] {
+        for own in ["bridge", "none", "of-the-operator", "slirp4netns:mtu=1500", "pasta:-T,auto"] {
+            assert!(is_own(&mode(own)), "{own}");
+        }
+        for shared in [mode("host"), mode("container:db"), mode("ns:/run/netns/a"), mode("pod:a")] {
             assert!(!is_own(&shared), "{shared:?}");
         }
     }

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bollard::Docker;
 use bollard::container::LogOutput;
@@ -38,6 +39,8 @@ pub(super) enum Progress {
 pub(super) struct Output {
     progress: watch::Receiver<Progress>,
     tail: Arc<Mutex<Vec<u8>>>,
+    /// Whether the connection was lost before the container ended.
+    is_lost: Arc<AtomicBool>,
     reading: JoinHandle<()>,
 }
 
@@ -54,11 +57,26 @@ impl Output {
             AttachContainerOptions { stream: true, stdout: true, stderr: true, ..AttachContainerOptions::default() };
         let attached = engine.attach_container(id, Some(options)).await;
         let attached = attached.map_err(failed("failed to attach to the build container"))?;
+        Ok(Self::read(attached.output, log))
+    }
+
+    /// Reads this output. `log` gets the output of the image's entrypoint.
+    pub(super) fn read(output: OutputStream, log: Arc<dyn Log>) -> Self {
         let (report, progress) = watch::channel(Progress::Entrypoint);
-        let tail = Arc::default();
-        let reader = Reader { log, progress: report, tail: Arc::clone(&tail) };
-        let reading = tokio::spawn(reader.read(attached.output));
-        Ok(Self { progress, tail, reading })
+        let (tail, is_lost) = (Arc::default(), Arc::default());
+        let reader = Reader { log, progress: report, tail: Arc::clone(&tail), is_lost: Arc::clone(&is_lost) };
+        let reading = tokio::spawn(reader.read(output));
+        Self { progress, tail, is_lost, reading }
+    }
+
+    /// Records that the output ended before the container.
+    pub(super) fn mark_lost(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the connection was lost before the container ended, so that [`Self::progress`] may be out of date.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Waits until the start has progressed this far. Cancel-safe.
@@ -79,11 +97,15 @@ impl Output {
     }
 }
 
+/// Output as the engine sends it.
+pub(super) type OutputStream = Pin<Box<dyn FutureStream<Item = Result<LogOutput, ApiError>> + Send>>;
+
 /// Splits the two streams of a container into lines.
 struct Reader {
     log: Arc<dyn Log>,
     progress: watch::Sender<Progress>,
     tail: Arc<Mutex<Vec<u8>>>,
+    is_lost: Arc<AtomicBool>,
 }
 
 /// Lines of one of the two streams.
@@ -95,7 +117,7 @@ struct Lines {
 }
 
 impl Reader {
-    async fn read(self, mut output: Pin<Box<dyn FutureStream<Item = Result<LogOutput, ApiError>> + Send>>) {
+    async fn read(self, mut output: OutputStream) {
         let (mut stdout, mut stderr) = (Lines::default(), Lines::default());
         while let Some(chunk) = output.next().await {
             match chunk {
@@ -103,6 +125,7 @@ impl Reader {
                 Ok(chunk) => self.add(&mut stdout, &chunk.into_bytes()),
                 Err(error) => {
                     tracing::warn!(%error, "failed to read the output of the build container");
+                    self.is_lost.store(true, Ordering::Relaxed);
                     break;
                 }
             }

@@ -94,6 +94,22 @@ impl ServiceHost {
     }
 }
 
+/// Lets the steps of the services find the environment that is being created, until it is dropped.
+struct Registration<'a>(&'a Mutex<Option<Arc<ServiceHost>>>);
+
+impl<'a> Registration<'a> {
+    fn new(service_host: &'a Mutex<Option<Arc<ServiceHost>>>, host: &Arc<ServiceHost>) -> Self {
+        *service_host.lock() = Some(Arc::clone(host));
+        Self(service_host)
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+    }
+}
+
 /// Runs the steps that start the services of the job. Returns the services.
 pub(super) async fn start(
     engine: &Docker,
@@ -110,10 +126,9 @@ pub(super) async fn start(
         log: Arc::clone(&facts.log),
         started: Mutex::default(),
     });
-    *facts.service_host.lock() = Some(Arc::clone(&host));
-    let ran = facts.beside.run().await;
-    *facts.service_host.lock() = None;
-    ran?;
+    let registration = Registration::new(facts.service_host, &host);
+    facts.beside.run().await?;
+    drop(registration);
     let started = std::mem::take(&mut *host.started.lock());
     Ok(started)
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::engine::{failed, inspect_container, is_answer};
 use super::fail_if_stopped;
 
-/// Time after which a call without an answer fails the job.
+/// Time after the first call without an answer after which the job fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay before the engine is queried again. It sends no event when it can be reached again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
@@ -25,12 +25,14 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// # Errors
 /// [`Failure`] if the engine rejects the call or does not answer in time, and the cause of a stop.
 pub(super) async fn container(engine: &Docker, id: &str, name: &str, stop: &StopToken) -> Result<(), Failure> {
-    let begin = Instant::now();
+    // The first call can take longer than the timeout. Its time does not count, so that the container is queried in any case.
+    let mut first_error = None;
     loop {
         let started = engine.start_container(id, None::<StartContainerOptions>).await;
         let Err(mut error) = started else { return Ok(()) };
+        let silent_since = *first_error.get_or_insert_with(Instant::now);
         loop {
-            if is_answer(&error) || begin.elapsed() >= TIMEOUT {
+            if is_answer(&error) || silent_since.elapsed() >= TIMEOUT {
                 return Err(failed(format!("failed to start the container {name}"))(error));
             }
             tracing::warn!(%error, container = name, "failed to start a container, retrying");
@@ -72,6 +74,18 @@ mod tests {
             container(&engine.client, "a", "a", &StopToken::new()).await.unwrap();
             assert_eq!(engine.count(START), starts, "{state}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn container_is_queried_after_a_call_that_took_longer_than_the_timeout() {
+        let engine = FakeEngine::start(|call| match call {
+            START => None,
+            _ => Some(Answer::json(200, r#"{"Id":"a","State":{"Status":"running"}}"#)),
+        });
+        let begin = Instant::now();
+        container(&engine.client, "a", "a", &StopToken::new()).await.unwrap();
+        assert!(begin.elapsed() >= TIMEOUT, "{:?}", begin.elapsed());
+        assert_eq!(engine.calls(), [START, "GET /containers/a/json"]);
     }
 
     #[tokio::test]

@@ -31,7 +31,7 @@ use inputs::{ServiceCall, parsed};
 type Output = Result<Map<String, Value>, PortError>;
 
 /// Returns the bundled steps of a job.
-pub(crate) fn of(context: &Arc<Context>) -> Arc<dyn BundledSteps> {
+pub(crate) fn bundled_steps(context: &Arc<Context>) -> Arc<dyn BundledSteps> {
     Arc::new(JobSteps { context: Arc::clone(context), oci: OciSteps::new(context.step_fetcher()) })
 }
 
@@ -72,8 +72,8 @@ impl BundledSteps for JobSteps {
     async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Output {
         if self.context.declared.reserved.iter().any(|name| name == call.name) {
             return Err(PortError::Failed(format!(
-                "the operator of this runner has a step for `builtin://{}`, so a list of steps cannot call it; use the keywords of the job \
-                 instead, such as `cache` and `artifacts`",
+                "the operator of this runner has a step for `builtin://{}`, so no step can call it; use keywords of the job such as `cache` \
+                 and `artifacts`, or do this work in the step itself",
                 call.name
             )));
         }

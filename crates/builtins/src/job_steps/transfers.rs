@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use muster_agent_api::builtin::{
-    ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, CacheSave, Checkout,
+    ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, CacheSave,
 };
 use muster_steps::builtin::Builtin;
 use muster_steps::failure::Failure;
@@ -24,7 +24,7 @@ pub(super) async fn check_out(context: &Arc<Context>, inputs: &Inputs, stop: &St
             "the job has no sources; call `builtin://checkout` in a job of a project, without a resumed environment",
         );
     };
-    let mut checkout = Checkout { ..declared.clone() };
+    let mut checkout = declared.clone();
     replace(&mut checkout.strategy, "strategy", strategy, &["fetch", "clone", "empty", "none"])?;
     replace(&mut checkout.submodules, "submodules", submodules, &["none", "normal", "recursive"])?;
     if let Some(depth) = depth {

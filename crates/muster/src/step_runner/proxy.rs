@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::{InvalidDnsNameError, ServerName};
-use tokio_rustls::rustls::{self, CertificateError};
+use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
 
 /// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,9 +66,9 @@ pub(super) fn connect(socket: &Path) -> ExitCode {
 enum DialError {
     #[error("the address has no port")]
     NoPort,
-    #[error("{0}")]
+    #[error(transparent)]
     Name(#[from] InvalidDnsNameError),
-    #[error("{0}")]
+    #[error(transparent)]
     Files(#[from] TlsError),
     #[error("{0}")]
     Connect(io::Error),
@@ -91,16 +91,19 @@ impl DialError {
             Self::Connect(_) | Self::Timeout => {
                 "check the host name and the firewalls between here and the --listen address of `serve`"
             }
-            Self::Handshake(error) => {
-                let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
-                tls.map_or("check that `serve` listens on this address", handshake_remedy)
-            }
+            Self::Handshake(error) => remedy(error),
         }
     }
 }
 
-/// Returns what the user can do about a failed handshake.
-fn handshake_remedy(error: &rustls::Error) -> &'static str {
+/// Returns what the user can do about a failed connection with TLS.
+fn remedy(error: &io::Error) -> &'static str {
+    let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    tls.map_or("check that `serve` listens on this address", tls_remedy)
+}
+
+/// Returns what the user can do about an error of TLS.
+fn tls_remedy(error: &rustls::Error) -> &'static str {
     use rustls::Error::{AlertReceived, InvalidCertificate};
     match error {
         InvalidCertificate(CertificateError::UnknownIssuer) => {
@@ -116,9 +119,28 @@ fn handshake_remedy(error: &rustls::Error) -> &'static str {
             | CertificateError::NotValidYetContext { .. },
         ) => "renew the certificate of `serve`, or correct the clock of this machine",
         InvalidCertificate(_) => "use another certificate for `serve`",
-        AlertReceived(_) => "use a certificate of the server's --tls-client-ca",
+        AlertReceived(alert) if rejects_certificate(*alert) => "use a certificate of the server's --tls-client-ca",
         _ => "check that `serve` listens on this address with TLS",
     }
+}
+
+/// Returns whether a server sends this alert because of the certificate of the client.
+fn rejects_certificate(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::NoCertificate
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::CertificateRequired
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            // The signature of the certificate does not match the authority.
+            | Alert::DecryptError
+    )
 }
 
 /// Connects to an address with mutual TLS.
@@ -146,10 +168,28 @@ async fn bridge(stream: TlsStream<TcpStream>) -> ExitCode {
     };
     match ended {
         // With TLS 1.3, a server rejects the certificate of a client after the handshake of the client.
-        Err(error) if error.kind() == ErrorKind::InvalidData => super::fail(format!(
-            "the server ended the connection: {error}; use a certificate of the server's --tls-client-ca"
-        )),
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            super::fail(format!("the server ended the connection: {error}; {}", remedy(&error)))
+        }
         // However the connection ends, its end is not an error of the proxy.
         _ => ExitCode::SUCCESS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_alerts_about_a_certificate_advise_another_certificate() {
+        let advice = |alert| tls_remedy(&rustls::Error::AlertReceived(alert));
+        for alert in [AlertDescription::UnknownCA, AlertDescription::CertificateRequired] {
+            assert!(advice(alert).contains("--tls-client-ca"), "{alert:?}");
+        }
+        for alert in
+            [AlertDescription::ProtocolVersion, AlertDescription::HandshakeFailure, AlertDescription::InternalError]
+        {
+            assert_eq!(advice(alert), "check that `serve` listens on this address with TLS", "{alert:?}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Decides whether job requests use gRPC.
 //!
-//! The coordinator announces gRPC in each HTTP response to a job request. Between client and coordinator there may be a proxy that forwards only
+//! The coordinator announces gRPC in each successful HTTP response to a job request. Between client and coordinator there may be a proxy that forwards only
 //! HTTP/1.1, so a failure pauses gRPC, and each further failure doubles the pause.
 
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl GrpcSwitch {
         state.is_announced && !state.is_paused(now)
     }
 
-    /// Records whether an HTTP response announced gRPC. Returns true if it is the first one to do so.
+    /// Records whether a successful HTTP response announced gRPC. Returns true if it is the first one to do so.
     pub(super) fn set_announced(&self, is_announced: bool) -> bool {
         let was_announced = std::mem::replace(&mut self.0.lock().is_announced, is_announced);
         is_announced && !was_announced

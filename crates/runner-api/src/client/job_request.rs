@@ -84,8 +84,9 @@ impl Client {
         call.progress.mark_answered();
         let (last_update, repeats) = reply::queue_state(response.headers());
         let announced = reply::text_header(response.headers(), TRANSPORT_HEADER).is_some_and(|value| value == GRPC);
-        // Redirects are followed only over HTTP.
-        if self.grpc.set_announced(announced && repeats && !is_redirected) {
+        let is_accepted = matches!(response.status(), StatusCode::CREATED | StatusCode::NO_CONTENT);
+        // Errors do not announce anything. Redirects are followed only over HTTP.
+        if is_accepted && self.grpc.set_announced(announced && repeats && !is_redirected) {
             let url = redirect::coordinator_url(self.base.clone());
             tracing::info!(%url, "coordinator supports gRPC, using it for job requests");
         }

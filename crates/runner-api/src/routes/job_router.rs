@@ -1,6 +1,6 @@
 //! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! A client learns of this service in two ways: Muster's client from a header of each HTTP response to a job request, gitlab-runner from the
+//! A client learns of this service in two ways: Muster's client from a header of each successful HTTP response to a job request, gitlab-runner from the
 //! discovery. Both are offered only if the service returns the same job for the same idempotency key, because the loss of a gRPC response
 //! leads to a repeated request.
 

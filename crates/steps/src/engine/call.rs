@@ -217,7 +217,7 @@ impl UserSteps<'_> {
             _ if find_fake(self.fakes(), path, reference).is_some() => Ok(()),
             // Whether a local or bundled step exists is checked right before it runs.
             Call::Step(text) if !is_dynamic(text) => match Target::parse(text, Path::new(""), dialect) {
-                Err(ReferenceError::Bundled(_) | ReferenceError::Builtin(_)) | Ok(_) => Ok(()),
+                Err(ReferenceError::Bundled(_) | ReferenceError::Builtin(..)) | Ok(_) => Ok(()),
                 Err(error) => Err(error.into()),
             },
             Call::Remote(location) if !location.is_dynamic() => Ok(RemoteStep::at(location, dialect).map(drop)?),

@@ -70,7 +70,7 @@ impl Target {
             return match name {
                 name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),
                 WHOLE_JOB => Err(ReferenceError::WholeJob),
-                name => Err(ReferenceError::Builtin(name.to_owned())),
+                name => Err(ReferenceError::Builtin(name.to_owned(), &FUNCTIONS)),
             };
         }
         RemoteStep::parse(reference, dialect).map(Self::Remote)
@@ -101,6 +101,14 @@ pub(super) fn clean(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_built_in_step_is_answered_with_all_names() {
+        let error = Target::parse("builtin://cache", Path::new(""), Dialect::Current).unwrap_err().to_string();
+        for name in FUNCTIONS {
+            assert!(error.contains(&format!(" {name},")), "{error}");
+        }
+    }
 
     #[test]
     fn local_reference_names_a_directory_or_a_file() {

@@ -80,11 +80,12 @@ pub enum ReferenceError {
         "fetching dist step: fetch: distributed step {0:?} not found; use script, step/oci/build, step/oci/fetch or step/oci/promote"
     )]
     Bundled(String),
-    /// There is no built-in step of this name.
+    /// There is no built-in step of this name. The second field has the names of all built-in steps for lists of steps.
     #[error(
-        "there is no built-in step {0:?} for lists of steps; use function/oci/build or function/oci/publish, or keep the step in the repository and call it as `./directory`"
+        "there is no built-in step {0:?} for lists of steps; use one of {known}, or keep the step in the repository and call it as `./directory`",
+        known = .1.join(", ")
     )]
-    Builtin(String),
+    Builtin(String, &'static [&'static str]),
     /// gitlab-runner sent a whole job as one step.
     #[error(
         "the step `builtin://concrete`, with which gitlab-runner sends a whole job, is not supported; set the variable FF_CONCRETE to false in the job or in the runner's configuration"

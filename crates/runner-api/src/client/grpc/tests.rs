@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muster_job::JobId;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::client::{Client, ClientError, JobOffer, Progress};
 use crate::payload::JobPayload;
@@ -158,6 +159,8 @@ async fn failure_of_the_coordinator_is_reported_as_over_http() {
     setup.coordinator.enqueue(payload(7));
     let error = setup.request("a").await.unwrap_err();
     assert!(matches!(error, ClientError::Transient { code: Some(500), .. }), "{error}");
+    let after_the_pause = Instant::now() + Duration::from_secs(3600);
+    assert!(setup.client.grpc.is_on(after_the_pause), "an error over HTTP does not withdraw the announcement");
     assert_eq!(setup.request("a").await.unwrap().job.unwrap().id, JOB);
     assert_eq!(setup.coordinator.job(JOB).unwrap().assignments, 1);
 }
