@@ -56,7 +56,7 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 const DELEGATED_JOB_ID: &str = "delegated";
 
 /// Number of the first service that a list of steps starts.
-const FIRST_CALLED_SERVICE: u32 = 1000;
+pub(crate) const FIRST_CALLED_SERVICE: u32 = 1000;
 
 /// Directory of the fetched steps, in the temporary directory of the job.
 const STEPS_DIR: &str = "remote-steps";
@@ -223,6 +223,11 @@ impl Context {
     pub(crate) async fn create_project_dir(&self, stop: &StopToken) -> Result<(), Failure> {
         let extraction = self.extraction.clone();
         blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
+    }
+
+    /// Returns whether the processes of the job have a share of a machine that other jobs use, too.
+    pub(crate) fn has_share(&self) -> bool {
+        self.plan.share.as_ref().is_some_and(|share| !share.cgroup.is_empty())
     }
 
     /// Returns a client for the job's coordinator.

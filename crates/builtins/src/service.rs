@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::future::join_all;
 use muster_agent_api::builtin::HostService;
 use muster_job::TerminationCause;
 use muster_steps::builtin::Builtin;
@@ -36,30 +37,41 @@ const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
 #[async_trait]
 impl Builtin<Context> for HostService {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        context.print(&style::plain(&format!("Starting service {}...", self.title)));
-        if self.accepts_connection().await {
-            return Err(Failure::System(format!(
-                "port {} of the service {} is already in use on this machine; let the runner run one job at a time (`limit = 1`), or stop the \
-                 other program",
-                self.port, self.title
-            )));
-        }
-        let mut service = self.start(context, stop).await?;
-        let ready = self.wait_until_ready(&service, stop).await;
-        service.is_reported = ready.is_err();
-        context.services.lock().push(service);
-        ready
+        // A service of the operator also serves `after_script`, which runs after a stop of the job.
+        run_until(self, StopToken::new(), context, stop).await
     }
 }
 
+/// Starts a service that runs until `end` is stopped, or until the end of the job. Returns when the service is ready.
+pub(crate) async fn run_until(
+    service: &HostService,
+    end: StopToken,
+    context: &Arc<Context>,
+    stop: &StopToken,
+) -> Result<(), Failure> {
+    let HostService { title, port, .. } = service;
+    context.print(&style::plain(&format!("Starting service {title}...")));
+    if service.accepts_connection().await {
+        return Err(Failure::System(format!(
+            "port {port} of the service {title} is already in use on this machine; let the runner run one job at a time (`limit = 1`), or stop \
+             the other program"
+        )));
+    }
+    let mut running = service.start(end, context, stop).await?;
+    let ready = service.wait_until_ready(&running, stop).await;
+    running.is_reported = ready.is_err();
+    context.services.lock().push(running);
+    ready
+}
+
 trait Start {
-    async fn start(&self, context: &Arc<Context>, stop: &StopToken) -> Result<RunningService, Failure>;
+    async fn start(&self, end: StopToken, context: &Arc<Context>, stop: &StopToken) -> Result<RunningService, Failure>;
     async fn wait_until_ready(&self, service: &RunningService, stop: &StopToken) -> Result<(), Failure>;
     async fn accepts_connection(&self) -> bool;
 }
 
 impl Start for HostService {
-    async fn start(&self, context: &Arc<Context>, stop: &StopToken) -> Result<RunningService, Failure> {
+    async fn start(&self, end: StopToken, context: &Arc<Context>, stop: &StopToken) -> Result<RunningService, Failure> {
         let [program, args @ ..] = self.command.as_slice() else {
             return Err(Failure::Configuration(format!("the service {} has no command", self.title)));
         };
@@ -76,9 +88,8 @@ impl Start for HostService {
         let args = args.iter().map(Into::into).collect();
         let command = Command { program: program.into(), args, env, work_dir: Some(work_dir), ..Command::default() };
         let (report_end, ended) = watch::channel(None);
-        let (service_stop, output) = (StopToken::new(), Arc::new(Tail::default()));
-        let (stopped, log, grace, owner) =
-            (service_stop.clone(), Arc::clone(&output), context.grace, Arc::clone(context));
+        let output = Arc::new(Tail::default());
+        let (stopped, log, grace, owner) = (end.clone(), Arc::clone(&output), context.grace, Arc::clone(context));
         let start = StartTime::now();
         let watcher = tokio::spawn(async move {
             let log: Arc<dyn Log> = log;
@@ -95,7 +106,7 @@ impl Start for HostService {
             report_end.send_replace(Some(end));
         });
         let title = self.title.clone();
-        Ok(RunningService { title, stop: service_stop, output, ended, watcher, is_reported: false })
+        Ok(RunningService { title, stop: end, output, ended, watcher, is_reported: false })
     }
 
     async fn wait_until_ready(&self, service: &RunningService, stop: &StopToken) -> Result<(), Failure> {
@@ -127,17 +138,19 @@ impl Start for HostService {
     }
 }
 
-/// Terminates the services of a job. Prints a warning for each service that ended before the job.
+/// Terminates the services of a job at the same time. Prints a warning for each service that ended before the job.
 pub(crate) async fn terminate(context: &Context) {
     let services = std::mem::take(&mut *context.services.lock());
-    for service in services {
+    for service in &services {
         let ended = service.ended.borrow().clone();
-        if let Some(end) = ended.filter(|_| !service.is_reported) {
+        if let Some(end) = ended.filter(|_| !service.is_reported && service.stop.cause().is_none()) {
             let message = format!("The service {} ended before the job: {end}", service.title);
             context.print(&style::warning(&service.output.after(&message)));
         }
         service.stop.stop(TerminationCause::ManagerShutdown);
-        if let Err(error) = service.watcher.await {
+    }
+    for result in join_all(services.into_iter().map(|service| service.watcher)).await {
+        if let Err(error) = result {
             tracing::error!(%error, "the task that watches a service panicked");
         }
     }

@@ -105,9 +105,12 @@ impl StepPolicy {
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
     pub fn check_call(&self, step: &StepReference) -> Result<(), PolicyViolation> {
-        // A service runs commands of the author, as a script does.
-        let runs_commands = matches!(step, StepReference::Builtin { name } if name == "service");
-        self.check_with_default(step, matches!(step, StepReference::Builtin { .. }) && !runs_commands)
+        // A service runs commands of the author, as a script does. An upload takes files that the author chooses out of the job.
+        let needs_no_rule = matches!(
+            step,
+            StepReference::Builtin { name } if !matches!(name.as_str(), "service" | "artifacts/upload")
+        );
+        self.check_with_default(step, needs_no_rule)
     }
 
     fn check_with_default(&self, step: &StepReference, needs_no_rule: bool) -> Result<(), PolicyViolation> {
@@ -257,6 +260,13 @@ mod tests {
         assert!(policy.check(&builtin("script")).is_ok());
         assert!(policy.check(&builtin("cache/save")).is_err());
         assert!(policy.check(&StepReference::Script).is_err());
+        for (name, is_allowed) in [("service", false), ("artifacts/upload", false), ("artifacts/download", true)] {
+            assert_eq!(policy.check_call(&builtin(name)).is_ok(), is_allowed, "{name}");
+            assert!(policy.check(&builtin(name)).is_ok(), "the step {name} of the job itself");
+        }
+        let rules = vec![rule(1, true, "builtin:artifacts/*")];
+        let policy = StepPolicy { rules, ..policy };
+        assert!(policy.check_call(&builtin("artifacts/upload")).is_ok());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use muster_agent_api::builtin::{
     ArtifactSource, ArtifactsDownload, CacheEntry, CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore,
-    ChunkUpload,
+    ChunkUpload, ResourceShare,
 };
 use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome};
@@ -230,6 +230,12 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
         (vec![rule("builtin:cache/*", false)], None, call("cache/save", json!({})), "`deny = \"builtin:cache/*\"`"),
         // A service runs commands of the author, as a script does. So it needs a rule where a script needs one.
         (vec![], Some(1), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
+        (
+            vec![],
+            Some(1),
+            call("artifacts/upload", json!({ "paths": ["out"] })),
+            "`builtin:artifacts/upload`: no rule matches, and `default = \"deny\"`",
+        ),
     ];
     for (rules, denied_by_default, entries, text) in cases {
         let mut agent = Agent::start().await;
@@ -252,8 +258,111 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
     assert!(log.contains("has limits, which cannot be enforced for `builtin://service`"), "{log}");
 
     plan.step_policy = None;
+    plan.share = Some(ResourceShare { cgroup: "muster-test/slot-0".to_owned(), slots: 1, ..ResourceShare::default() });
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failure(&result).0, "script_failure", "{log}");
+    assert!(
+        log.contains("in the cgroup of its slot, which cannot contain the processes of `builtin://service`"),
+        "{log}"
+    );
+
+    plan.share = None;
     plan.reserved_builtins = vec!["service".to_owned()];
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(failure(&result).0, "script_failure", "{log}");
     assert!(log.contains("the operator of this runner has a step for `builtin://service`"), "{log}");
+}
+
+#[tokio::test]
+async fn step_without_network_cannot_upload_files() {
+    let no_network = StepLimits { no_network: true, ..StepLimits::default() };
+    let uploads = [
+        ("builtin://artifacts/upload", json!({ "paths": ["out"] })),
+        ("builtin://cache/save", json!({})),
+        ("builtin://function/oci/publish", json!({ "archive": "a.tar", "to_repository": "127.0.0.1:1/a" })),
+    ];
+    for (step, inputs) in uploads {
+        let mut agent = Agent::start().await;
+        let caches = vec![cache(&agent, "deps", "vendor/")];
+        let declared = crate::harness::step("archive_cache", When::OnFailure, Call::builtin(&CacheSave { caches }));
+        let dir = agent.project().join("ci");
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = json!({ "run": [{ "name": "upload", "func": step, "inputs": inputs }] });
+        std::fs::write(dir.join("step.yml"), format!("{{}}\n---\n{file}\n")).unwrap();
+        let mut plan = agent.plan(vec![declared, list(json!([{ "name": "it", "step": "./ci" }]))]);
+        // The step that uploads has the limit of its caller, also with a rule that allows it.
+        let rule = |pattern: &str, limits| PolicyRule {
+            pattern: pattern.to_owned(),
+            is_allowed: true,
+            limits,
+            ..PolicyRule::default()
+        };
+        let rules = vec![rule("local:./ci", no_network.clone()), rule("**", StepLimits::default())];
+        plan.step_policy = Some(StepPolicy { rules, denied_by_default: Some(1), ..StepPolicy::default() });
+        let (log, result) = agent.complete(&plan).await;
+        if log.contains("cannot be enforced here") {
+            muster_test_prerequisites::missing(log);
+            return;
+        }
+        assert_eq!(failure(&result).0, "script_failure", "{log}");
+        let name = step.strip_prefix("builtin://").unwrap();
+        assert!(log.contains(&format!("`network = \"none\"` for this step, so it cannot call `{name}`")), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn services_of_a_list_end_at_the_same_time() {
+    let mut agent = Agent::start().await;
+    let dir = agent.dir.path().to_owned();
+    // Each service ends only when the other one has been terminated, too.
+    let program = |own: &str, other: &str| {
+        let dir = dir.display();
+        let end = format!(
+            "touch {dir}/{own}.ends; until [ -e {dir}/{other}.ends ]; do sleep 0.01; done; touch {dir}/{own}.ended; exit"
+        );
+        json!(["sh", "-c", format!("trap '{end}' TERM; touch {dir}/{own}.ready; while :; do sleep 0.01; done")])
+    };
+    let entries = json!([
+        { "name": "a", "func": "builtin://service", "inputs": { "command": program("a", "b") } },
+        { "name": "b", "func": "builtin://service", "inputs": { "command": program("b", "a") } },
+        { "name": "wait", "script": format!("until [ -e {0}/a.ready -a -e {0}/b.ready ]; do sleep 0.01; done", dir.display()) }
+    ]);
+    let plan = JobPlan { grace_ms: 20_000, ..agent.plan(vec![list(entries)]) };
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    for service in ["a", "b"] {
+        assert!(dir.join(format!("{service}.ended")).exists(), "the service {service} was killed: {log}");
+    }
+}
+
+#[tokio::test]
+async fn service_of_a_list_ends_when_the_job_is_canceled() {
+    let mut agent = Agent::start().await;
+    let pid = agent.dir.path().join("pid");
+    let service = json!(["sh", "-c", format!("echo $$ >{}; exec sleep 600", pid.display())]);
+    let entries = json!([
+        { "name": "serve", "func": "builtin://service", "inputs": { "command": service } },
+        { "name": "wait", "script": format!("until [ -s {} ]; do sleep 0.01; done; echo started; sleep 600", pid.display()) }
+    ]);
+    let ended = format!("while kill -0 $(cat {}); do sleep 0.01; done 2>/dev/null; echo service ended", pid.display());
+    let mut after = after_script(&[&ended]);
+    after.policy.timeout_ms = 20_000;
+    let plan = agent.plan(vec![list(entries), after]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nstarted\n").await;
+    agent.cancel("1-1").await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    assert_eq!(failure(&result).0, "job_canceled", "{log}");
+    assert!(log.contains("\nservice ended\n"), "{log}");
+    assert!(!log.contains("ended before the job"), "{log}");
+}
+
+#[tokio::test]
+async fn number_of_services_of_a_list_is_limited() {
+    let service = |number: u32| json!({ "name": format!("s{number}"), "func": "builtin://service", "inputs": { "command": ["true"] } });
+    let entries: Vec<Value> = (0..33).map(service).collect();
+    let (log, result) = run(&mut Agent::start().await, Vec::new(), json!(entries)).await;
+    assert_eq!(failure(&result).0, "script_failure", "{log}");
+    assert_eq!(log.matches("Starting service true...").count(), 32, "{log}");
+    assert!(log.contains("the job has already started 32 services, which is the maximum; start several"), "{log}");
 }

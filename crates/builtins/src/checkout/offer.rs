@@ -34,15 +34,50 @@ pub(super) fn checkout(context: &Context, step: &Checkout) -> Offer {
     ]);
     inputs.extend(certificates(context, &step.tls));
     let urls = step.rewrites.iter().map(|rewrite| &rewrite.to).chain([repo_url]);
-    // A URL without a password is not secret, and masking it would make the log hard to read.
-    let sensitive = urls.filter(|url| password(url).is_some()).flat_map(|url| [Some(url.clone()), password(url)]);
+    // A URL without credentials is not secret, and masking it would make the log hard to read.
+    let sensitive = urls.filter_map(|url| Some([url.clone(), credential(url)?]));
     Offer { inputs, sensitive: sensitive.flatten().collect() }
 }
 
-/// Returns the password in a URL. `None` means that it has none.
-fn password(url: &str) -> Option<String> {
-    let authority = url.split_once("://")?.1.split('/').next()?;
-    let (user, _) = authority.rsplit_once('@')?;
-    let (_, password) = user.split_once(':')?;
-    (!password.is_empty()).then(|| password.to_owned())
+/// Returns the secret part of the user information in a URL. `None` means that it has none.
+///
+/// The secret is the password. Over HTTP, the user is the secret if there is no real password, as in `https://TOKEN@host/`.
+fn credential(url: &str) -> Option<String> {
+    let (scheme, rest) = url.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let (user_info, _) = authority.rsplit_once('@')?;
+    let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
+    let is_http = ["http", "https"].iter().any(|http| scheme.eq_ignore_ascii_case(http));
+    let secret = match password {
+        // Some servers document the second text as the password beside a token.
+        "" | "x-oauth-basic" if is_http => user,
+        password => password,
+    };
+    (!secret.is_empty()).then(|| secret.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_of_urls_are_secret() {
+        for (url, expected) in [
+            ("https://gitlab-ci-token:s3cret@host:8080/a@b", Some("s3cret")),
+            ("https://user:p:a@ss@host", Some("p:a@ss")),
+            ("https://t0ken@host/a.git", Some("t0ken")),
+            ("HTTP://t0ken@host?a=b/c@d", Some("t0ken")),
+            ("https://t0ken:@host/", Some("t0ken")),
+            ("https://t0ken:x-oauth-basic@host/", Some("t0ken")),
+            ("https://host/a@b", None),
+            ("https://host?user:pass@b", None),
+            ("https://@host/", None),
+            ("ssh://git@host/a.git", None),
+            ("ssh://git:s3cret@host/a.git", Some("s3cret")),
+            ("git@host:a/b.git", None),
+            ("/srv/a@b.git", None),
+        ] {
+            assert_eq!(credential(url).as_deref(), expected, "{url}");
+        }
+    }
 }

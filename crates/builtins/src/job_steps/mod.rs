@@ -15,7 +15,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_agent_api::builtin::HostService;
 use muster_job::{GoDuration, milliseconds};
-use muster_steps::builtin::Builtin;
 use muster_steps::bundled::{BundledCall, BundledSteps};
 use muster_steps::definition::Spec;
 use muster_steps::engine::Job as _;
@@ -23,12 +22,20 @@ use muster_steps::failure::{Failure, PortError};
 use muster_steps::stop::StopToken;
 use serde_json::{Map, Value};
 
-use crate::context::Context;
+use crate::context::{Context, FIRST_CALLED_SERVICE};
 use crate::oci_steps::OciSteps;
 use crate::script_legacy;
+use crate::service;
 use inputs::{ServiceCall, parsed};
 
 type Output = Result<Map<String, Value>, PortError>;
+
+/// Maximum number of services that the lists of steps of one job start.
+const MAX_CALLED_SERVICES: u32 = 32;
+
+/// Steps that store files of the job elsewhere, in the process of the agent, which always has a network.
+const UPLOADS: [&str; 5] =
+    ["artifacts/upload", "cache/save", "step/oci/build", "step/oci/promote", "function/oci/publish"];
 
 /// Returns the bundled steps of a job.
 pub(crate) fn bundled_steps(context: &Arc<Context>) -> Arc<dyn BundledSteps> {
@@ -44,6 +51,13 @@ impl JobSteps {
     /// Runs a step of the job. Returns `None` if the name is not that of such a step.
     async fn run_step(&self, call: &BundledCall<'_>, stop: &StopToken) -> Option<Result<(), Failure>> {
         let context = &self.context;
+        if UPLOADS.contains(&call.name) && context.processes.have_no_network_now() {
+            return Some(Err(Failure::Configuration(format!(
+                "the step policy of the runner has the limit `network = \"none\"` for this step, so it cannot call `{}`, which stores files \
+                 outside of the job; use the keywords of the job, such as `cache` and `artifacts`",
+                call.name
+            ))));
+        }
         Some(match call.name {
             "checkout" => transfers::check_out(context, call.inputs, stop).await,
             "cache/restore" => transfers::restore_caches(context, call.inputs, stop).await,
@@ -93,15 +107,7 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
     let Some(program) = command.first().filter(|program| !program.is_empty()) else {
         return Err(Failure::Step("the input `command` is empty; write the program and its arguments".to_owned()));
     };
-    let limits = context.step_policy();
-    if limits.is_some_and(|policy| !policy.limits.is_empty() || policy.rules.iter().any(|rule| !rule.limits.is_empty()))
-    {
-        return Err(Failure::Configuration(
-            "the step policy of the runner has limits, which cannot be enforced for `builtin://service`; start the program in the \
-             background of a script"
-                .to_owned(),
-        ));
-    }
+    check_service(context)?;
     let timeout: Duration = match GoDuration::parse(&timeout) {
         Some(GoDuration::NonNegative(timeout)) if !timeout.is_zero() => timeout,
         _ => {
@@ -116,10 +122,38 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
         name
     };
     let index = context.called_services.fetch_add(1, Ordering::Relaxed);
+    if index >= FIRST_CALLED_SERVICE + MAX_CALLED_SERVICES {
+        return Err(Failure::Step(format!(
+            "the job has already started {MAX_CALLED_SERVICES} services, which is the maximum; start several programs in one service, or in \
+             the background of a script"
+        )));
+    }
     let service = HostService { title, index, command, env, port, timeout_ms: milliseconds(timeout) };
-    service.run(context, stop).await.map_err(|failure| match failure {
+    // As every process of the author, the service ends when the step or the job is stopped.
+    service::run_until(&service, stop.child(), context, stop).await.map_err(|failure| match failure {
         // The author of the job chose the program.
         Failure::System(message) => Failure::Step(message),
         other => other,
     })
+}
+
+/// Checks whether the operator permits services of the author.
+fn check_service(context: &Context) -> Result<(), Failure> {
+    let limits = context.step_policy();
+    if limits.is_some_and(|policy| !policy.limits.is_empty() || policy.rules.iter().any(|rule| !rule.limits.is_empty()))
+    {
+        return Err(Failure::Configuration(
+            "the step policy of the runner has limits, which cannot be enforced for `builtin://service`; start the program in the \
+             background of a script"
+                .to_owned(),
+        ));
+    }
+    if context.has_share() {
+        return Err(Failure::Configuration(
+            "the job runs in the cgroup of its slot, which cannot contain the processes of `builtin://service`; start the program in the \
+             background of a script"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }

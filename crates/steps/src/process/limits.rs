@@ -261,12 +261,23 @@ impl Processes {
         limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
     }
 
+    /// Returns whether a process that is started now has no network, because of the limits of the work around it.
+    #[must_use]
+    pub fn have_no_network_now(&self) -> bool {
+        self.current_limits().is_some_and(|limits| limits.values.no_network)
+    }
+
+    /// Returns the limits of the work around this call. `None` means that there are none.
+    fn current_limits(&self) -> Option<Arc<Limits>> {
+        let rules = RULES.try_with(Clone::clone).ok()?;
+        let limits = self.limits.lock();
+        limits.by_rules.get(&rules).or(limits.all.as_ref()).cloned()
+    }
+
     /// Returns the restrictions of a process that is started now, and the version 2 cgroup that limits it. `None` means that no version 2
     /// cgroup limits it.
     pub(super) fn limits_now(&self) -> io::Result<(Option<Cgroup>, Restrictions)> {
-        let Ok(rules) = RULES.try_with(Clone::clone) else { return Ok((None, Restrictions::default())) };
-        let limits = self.limits.lock();
-        match limits.by_rules.get(&rules).or(limits.all.as_ref()) {
+        match self.current_limits() {
             Some(limits) => Ok((limits.unified.clone(), limits.restrictions()?)),
             None => Ok((None, Restrictions::default())),
         }
