@@ -91,7 +91,8 @@ pub(crate) async fn open(
     let _opening = facts.prepared.opening();
     let connecting = async { Ok(engine::connect_to_create(&job.engine).await?) };
     let (engine, unanswered) = stoppable(stop, connecting).await?;
-    match create_all(&job, &objects, &engine, facts, stop).await {
+    // Boxed, because the future is large.
+    match Box::pin(create_all(&job, &objects, &engine, facts, stop)).await {
         Ok(container) => Ok(Box::new(container)),
         Err(failure) => {
             agent_volume::forget_complete_volumes();
