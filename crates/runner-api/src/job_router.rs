@@ -17,19 +17,14 @@ pub(crate) const TRANSPORT_HEADER: &str = "x-muster-job-requests";
 /// Value of [`TRANSPORT_HEADER`].
 pub(crate) const GRPC: &str = "grpc";
 
-/// Errors of the request, which have the same meaning over both transports.
-///
-/// All other errors are `UNAVAILABLE`. Muster's client then repeats the request over HTTP, which reports the exact error. gitlab-runner considers
-/// a runner unhealthy after any other code.
-const CODES: [(Code, StatusCode); 2] =
-    [(Code::PermissionDenied, StatusCode::FORBIDDEN), (Code::InvalidArgument, StatusCode::BAD_REQUEST)];
-
 /// Returns the gRPC code for the status of an HTTP response.
+///
+/// Only errors of the request have a dedicated code. gitlab-runner considers a runner unhealthy after any code except `UNAVAILABLE` and a few
+/// others. Muster's client repeats the request over HTTP after every code, because a proxy can have sent it.
 pub(crate) fn code(status: StatusCode) -> Code {
-    CODES.iter().find(|(_, listed)| *listed == status).map_or(Code::Unavailable, |(code, _)| *code)
-}
-
-/// Returns the status of the HTTP response with the same meaning. `None` means that only HTTP has the exact error.
-pub(crate) fn http_status(code: Code) -> Option<StatusCode> {
-    CODES.iter().find(|(listed, _)| *listed == code).map(|(_, status)| *status)
+    match status {
+        StatusCode::FORBIDDEN => Code::PermissionDenied,
+        StatusCode::BAD_REQUEST => Code::InvalidArgument,
+        _ => Code::Unavailable,
+    }
 }

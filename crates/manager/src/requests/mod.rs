@@ -22,7 +22,7 @@ use muster_runner_api::wire::JobRequest;
 use muster_telemetry::metrics::OpenRequest;
 use parking_lot::Mutex;
 use tokio::task::{Id, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
@@ -340,21 +340,12 @@ impl Request {
 
     /// Waits until the request is canceled and dropping it cannot lose a job: it was not sent, or the coordinator has had it long enough.
     ///
-    /// An answer that has begun is read to its end, since it may bring a job.
+    /// An answer that has begun is read to its end, since it may bring a job. If it breaks off and the request is sent again, the wait restarts.
     async fn wait_droppable(&self) {
         self.cancel.cancelled().await;
-        if self.progress.cancel_unsent() {
-            return;
+        if !self.progress.cancel_unsent() {
+            self.progress.wait_held(self.wait).await;
         }
-        // A redirect sends the request again.
-        while let Some(sent) = self.progress.sent_at() {
-            let until = sent + self.wait;
-            if until <= Instant::now() {
-                return;
-            }
-            sleep_until(until).await;
-        }
-        std::future::pending().await
     }
 
     async fn store(&self, client: &Client, payload: JobPayload) -> PollResult {

@@ -1,7 +1,8 @@
 //! A job request over gRPC (docs/spec/runner-api.md, section 7).
 //!
 //! The call uses the connections of [`super::transport`], so certificates, proxies and the maximum age of connections are the same as for
-//! HTTP. Only a complete response, or an error about the request itself, is a result. After any other failure, the caller uses HTTP.
+//! HTTP. Only a complete response is a result. After any failure, the caller uses HTTP. A gRPC error may be from a proxy, for example one that
+//! denies unknown paths.
 
 use std::error::Error;
 use std::task::{Context, Poll};
@@ -15,25 +16,16 @@ use muster_job::error_chain;
 use tonic::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::job_request::{CALL, JobCall};
+use super::job_request::JobCall;
 use super::observe::{EndedCall, GRPC, REQUEST_ID, REQUEST_JOB};
 use super::reply::MAX_BODY_BYTES;
-use super::{Client, ClientError, JobOffer, Progress, connect_error, redirect, reply};
+use super::{Client, JobOffer, Progress, connect_error, redirect, reply};
 use crate::job_router::GetJobRequest;
-use crate::job_router::http_status;
 use crate::job_router::job_router_client::JobRouterClient;
 use crate::payload::JobPayload;
 
-/// Reason why a call failed.
-pub(super) enum Failure {
-    /// The coordinator rejected the request. HTTP would have the same result.
-    Refused(ClientError),
-    /// No usable response over gRPC, with the cause.
-    Unusable(String),
-}
-
-/// Requests a job over gRPC.
-pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<JobOffer, Failure> {
+/// Requests a job over gRPC. The error is the cause of the failure.
+pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<JobOffer, String> {
     let started = Instant::now();
     let result = get_job(client, call).await;
     let (status, request_id) = match &result {
@@ -41,16 +33,12 @@ pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<J
             let status = if offer.job.is_some() { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
             (Some(status), reply::text_header(headers, REQUEST_ID))
         }
-        Err(status) => (refusal(status), None),
+        Err(_) => (None, None),
     };
     let (endpoint, method) = REQUEST_JOB;
     let ended = EndedCall { endpoint, method, status: status.map(|status| status.as_u16()), took: started.elapsed() };
     client.ended(ended, GRPC, request_id.as_deref());
-    match (result, status) {
-        (Ok((offer, _)), _) => Ok(offer),
-        (Err(error), Some(status)) => Err(Failure::Refused(reply::rejection(CALL, status, error.message().to_owned()))),
-        (Err(error), None) => Err(Failure::Unusable(cause(&error))),
-    }
+    result.map(|(offer, _)| offer).map_err(|error| cause(&error))
 }
 
 /// Returns the offer, and the headers of the response.
@@ -84,11 +72,6 @@ fn add_metadata(metadata: &mut MetadataMap, token: &str) -> Result<(), Status> {
     metadata.insert(header::AUTHORIZATION.as_str(), ascii(format!("Bearer {token}"))?);
     metadata.insert(REQUEST_ID, ascii(uuid::Uuid::new_v4().simple().to_string())?);
     Ok(())
-}
-
-/// Returns the HTTP status of an error that the coordinator sent about the request. An error with a source is from this side of the connection.
-fn refusal(status: &Status) -> Option<StatusCode> {
-    http_status(status.code()).filter(|_| status.source().is_none())
 }
 
 /// Returns the cause of a failure.

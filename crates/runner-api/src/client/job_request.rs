@@ -7,12 +7,11 @@ use http::{Method, StatusCode, header};
 use reqwest::Response;
 use tokio::time::Instant;
 
-use super::grpc::{self, Failure};
-use super::{Client, ClientError, JobOffer, Progress, observe, redirect, reply};
+use super::{Client, ClientError, JobOffer, Progress, grpc, observe, redirect, reply};
 use crate::job_router::{GRPC, TRANSPORT_HEADER};
 use crate::wire::JobRequest;
 
-pub(super) const CALL: &str = "job request";
+const CALL: &str = "job request";
 /// GitLab's front end holds a job request for up to 50 s, and proxies may hold it for longer.
 pub(super) const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 
@@ -52,13 +51,13 @@ impl Client {
             match grpc::request_job(self, &call).await {
                 Ok(offer) => {
                     self.grpc.answered();
+                    if !offer.repeats {
+                        // The job of a lost response could not be fetched with the same key.
+                        self.grpc.set_announced(false);
+                    }
                     return Ok(offer);
                 }
-                Err(Failure::Refused(error)) => {
-                    self.grpc.answered();
-                    return Err(error);
-                }
-                Err(Failure::Unusable(reason)) => self.leave_grpc(&call, reason)?,
+                Err(reason) => self.leave_grpc(&call, reason)?,
             }
         }
         self.request_job_over_http(&call).await

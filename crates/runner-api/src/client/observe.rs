@@ -15,7 +15,8 @@ pub struct EndedCall {
     pub endpoint: &'static str,
     /// HTTP method.
     pub method: &'static str,
-    /// Status of the response. `None` if there was no response. For a call over gRPC, the status of the same response over HTTP.
+    /// Status of the response. `None` if there was no response, or an error over gRPC. For a response over gRPC, the status of the same
+    /// response over HTTP.
     pub status: Option<u16>,
     /// Time from sending the request to the response headers, or to the failure.
     pub took: Duration,

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream;
-use parking_lot::Mutex;
 use reqwest::Body;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stage {
@@ -17,48 +18,68 @@ enum Stage {
     Canceled,
     /// The request was passed to a connection at this time.
     Sent(Instant),
-    /// The response headers have arrived.
+    /// The response headers have arrived. If the response over gRPC then breaks off, HTTP sends the request again.
     Answered,
 }
 
 /// Progress of a job request. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct Progress(Arc<Mutex<Stage>>);
+pub struct Progress(Arc<watch::Sender<Stage>>);
 
 impl Progress {
     /// Cancels the request if it has not been sent. Returns true if no server will process it.
     #[must_use]
     pub fn cancel_unsent(&self) -> bool {
-        let mut stage = self.0.lock();
-        if *stage == Stage::Unsent {
-            *stage = Stage::Canceled;
-        }
-        *stage == Stage::Canceled
+        self.0.send_if_modified(|stage| {
+            let is_unsent = *stage == Stage::Unsent;
+            if is_unsent {
+                *stage = Stage::Canceled;
+            }
+            is_unsent
+        });
+        self.is_canceled()
     }
 
     /// Returns true if the request was canceled before it was sent.
     pub(super) fn is_canceled(&self) -> bool {
-        *self.0.lock() == Stage::Canceled
+        *self.0.borrow() == Stage::Canceled
     }
 
     /// Returns the time at which the request was sent. `None` before that, and after the response.
     #[must_use]
     pub fn sent_at(&self) -> Option<Instant> {
-        match *self.0.lock() {
+        match *self.0.borrow() {
             Stage::Sent(at) => Some(at),
             Stage::Unsent | Stage::Canceled | Stage::Answered => None,
+        }
+    }
+
+    /// Waits until the request was sent at least `hold` ago and its response has not begun.
+    ///
+    /// After a response, waits until the request is sent again, by a redirect or by HTTP after a failure of gRPC.
+    pub async fn wait_held(&self, hold: Duration) {
+        let mut stages = self.0.subscribe();
+        loop {
+            match self.sent_at().map(|sent| sent + hold) {
+                Some(held) if held <= Instant::now() => return,
+                Some(held) => sleep_until(held).await,
+                None => {
+                    // `self` holds the sender, so the channel is open.
+                    let _ = stages.changed().await;
+                }
+            }
         }
     }
 
     /// Returns true if the response headers have arrived.
     #[must_use]
     pub fn is_answered(&self) -> bool {
-        *self.0.lock() == Stage::Answered
+        *self.0.borrow() == Stage::Answered
     }
 
     /// Records that the response headers have arrived.
     pub(super) fn mark_answered(&self) {
-        *self.0.lock() = Stage::Answered;
+        self.0.send_replace(Stage::Answered);
     }
 
     /// Returns the body of the request. The body records the time when it is sent. A redirect sends it again, and so
@@ -66,12 +87,18 @@ impl Progress {
     pub(super) fn body(&self, bytes: Bytes) -> Body {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {
-            let mut stage = stage.lock();
-            if *stage == Stage::Canceled {
-                return Err(io::Error::new(io::ErrorKind::Interrupted, "the request was canceled"));
+            let is_sent = stage.send_if_modified(|stage| {
+                let is_wanted = *stage != Stage::Canceled;
+                if is_wanted {
+                    *stage = Stage::Sent(Instant::now());
+                }
+                is_wanted
+            });
+            if is_sent {
+                Ok(bytes)
+            } else {
+                Err(io::Error::new(io::ErrorKind::Interrupted, "the request was canceled"))
             }
-            *stage = Stage::Sent(Instant::now());
-            Ok(bytes)
         }))
     }
 }

@@ -199,11 +199,6 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     classify(call, code, status, retry_after, message(response).await)
 }
 
-/// Returns the error for a status that a caller of gRPC does not expect.
-pub(super) fn rejection(call: &'static str, code: StatusCode, message: String) -> ClientError {
-    classify(call, code, None, None, message)
-}
-
 fn classify(
     call: &'static str,
     code: StatusCode,

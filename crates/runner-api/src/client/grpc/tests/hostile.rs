@@ -1,14 +1,17 @@
 //! Tests gRPC with servers whose response is too large, invalid, incomplete, or missing. The request is then repeated over HTTP.
 
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::{any, post};
 use futures::{StreamExt, stream};
-use http::{Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use url::Url;
 
@@ -19,14 +22,22 @@ use crate::job_router::{GRPC, TRANSPORT_HEADER};
 use crate::test_support::Http2;
 use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
+const PAYLOAD: &str = r#"{"id":7,"token":"secret"}"#;
+
+/// Key of the HTTP request that [`server`] never answers.
+const UNANSWERED_KEY: &str = "unanswered";
+
 /// Starts a server that announces gRPC and sends job 7 over HTTP. Each gRPC call gets the response of `answer`.
 async fn server<F>(answer: impl Fn() -> F + Clone + Send + Sync + 'static) -> (Client, JoinHandle<()>)
 where
     F: Future<Output = Response<Body>> + Send + 'static,
 {
-    let http = || async {
+    let http = |request: String| async move {
+        if request.contains(UNANSWERED_KEY) {
+            std::future::pending::<()>().await;
+        }
         let headers = [(TRANSPORT_HEADER, GRPC), (IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED)];
-        (StatusCode::CREATED, headers, r#"{"id":7,"token":"secret"}"#)
+        (StatusCode::CREATED, headers, PAYLOAD)
     };
     let app = Router::new()
         .route("/api/v4/jobs/request", post(http))
@@ -39,6 +50,12 @@ where
 
 fn grpc(body: impl Into<Body>) -> Response<Body> {
     Response::builder().header("content-type", "application/grpc").body(body.into()).unwrap()
+}
+
+/// Returns a response without a message, as of a proxy that does not forward the call.
+fn grpc_error(code: &'static str) -> Response<Body> {
+    let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", code);
+    response.body(Body::empty()).unwrap()
 }
 
 /// Returns a gRPC message that claims to have this length.
@@ -67,7 +84,7 @@ async fn check_fallback(case: &str, answer: impl Fn() -> Response<Body> + Clone 
 #[tokio::test]
 async fn unusable_responses_lead_to_http() {
     type Answer = fn() -> Response<Body>;
-    let cases: [(&str, Answer); 11] = [
+    let cases: [(&str, Answer); 14] = [
         ("the length exceeds the limit", || grpc(message(64 * 1024 * 1024 + 1, b"x"))),
         ("the message is incomplete", || grpc(message(100, b"\x0a\x02{}"))),
         ("the message is invalid", || grpc(message(3, b"\xff\xff\xff"))),
@@ -78,10 +95,10 @@ async fn unusable_responses_lead_to_http() {
         ("the payload has no ID", || grpc(message(4, b"\x0a\x02{}"))),
         ("a page", || Response::builder().header("content-type", "text/html").body("<html>".into()).unwrap()),
         ("an error of a proxy", || Response::builder().status(502).body(Body::empty()).unwrap()),
-        ("not implemented", || {
-            let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", "12");
-            response.body(Body::empty()).unwrap()
-        }),
+        ("invalid argument", || grpc_error("3")),
+        ("a proxy denies unknown paths", || grpc_error("7")),
+        ("not implemented", || grpc_error("12")),
+        ("not authenticated", || grpc_error("16")),
     ];
     for (case, answer) in cases {
         check_fallback(case, answer).await;
@@ -95,6 +112,63 @@ async fn response_that_breaks_off_leads_to_http() {
         grpc(Body::from_stream(stream::iter([part, Err(std::io::Error::other("broken"))])))
     })
     .await;
+}
+
+#[tokio::test]
+async fn canceled_request_whose_response_breaks_off_is_held_again_over_http() {
+    let failure = Arc::new(Notify::new());
+    let (client, server) = server({
+        let failure = Arc::clone(&failure);
+        move || {
+            let failure = Arc::clone(&failure);
+            let broken = stream::once(async move {
+                failure.notified().await;
+                Err::<Bytes, _>(std::io::Error::other("broken"))
+            });
+            let part = stream::iter([Ok(Bytes::from(message(100, b"\x0a\x5f{\"id\":7")))]);
+            std::future::ready(grpc(Body::from_stream(part.chain(broken))))
+        }
+    })
+    .await;
+    request(&client, "a", &Progress::default()).await.unwrap();
+    let progress = Progress::default();
+    let task = tokio::spawn({
+        let (client, progress) = (client.clone(), progress.clone());
+        async move { client.request_job(&job_request(UNANSWERED_KEY), &progress).await }
+    });
+    while !progress.is_answered() {
+        assert!(!task.is_finished());
+        tokio::task::yield_now().await;
+    }
+    let mut held = pin!(progress.wait_held(Duration::ZERO));
+    assert!(futures::poll!(&mut held).is_pending(), "the response is read to its end");
+    failure.notify_one();
+    tokio::time::timeout(TEST_TIMEOUT, held).await.expect("the request over HTTP was not noticed");
+    assert!(!task.is_finished() && progress.sent_at().is_some());
+    task.abort();
+    server.abort();
+}
+
+#[tokio::test]
+async fn response_without_idempotency_header_ends_the_use_of_grpc() {
+    let (called, mut calls) = mpsc::unbounded_channel();
+    let (client, server) = server(move || {
+        called.send(()).unwrap();
+        let length = u8::try_from(PAYLOAD.len()).unwrap();
+        let body = [&[0x0a, length], PAYLOAD.as_bytes()].concat();
+        let trailers = HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
+        let body =
+            Full::from(message(u32::from(length) + 2, &body)).with_trailers(std::future::ready(Some(Ok(trailers))));
+        std::future::ready(grpc(Body::new(body)))
+    })
+    .await;
+    request(&client, "a", &Progress::default()).await.unwrap();
+    let offer = request(&client, "b", &Progress::default()).await.unwrap();
+    assert!(offer.job.unwrap().id == JOB && !offer.repeats);
+    assert_eq!(calls.try_recv(), Ok(()), "gRPC was not used");
+    request(&client, "c", &Progress::default()).await.unwrap();
+    assert!(calls.try_recv().is_err(), "the job of a lost response would be lost");
+    server.abort();
 }
 
 #[tokio::test]
