@@ -41,7 +41,7 @@ pub struct CallRecord {
     /// Variables that the step exported.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub exports: Map<String, Value>,
-    /// Whether texts or whole values are missing, because the records of the job would be too large.
+    /// Whether a text was cut, or everything except `step` was removed to limit the size of the records.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
 }

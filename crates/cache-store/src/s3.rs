@@ -97,7 +97,7 @@ impl S3 {
         Self { downloads, uploads, encryption: encryption(settings.encryption.as_ref()) }
     }
 
-    /// Returns the client with the credentials for uploads.
+    /// Returns the client that lists and deletes objects. It has the credentials for uploads.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
         &self.uploads
     }

@@ -8,8 +8,8 @@
 //! One task owns the state of all open pipelines. Finished pipelines are in the store, which [`History`] also reads. The
 //! [`outbox`] stores an event for each change of a job. Traces and artifacts are files beside the database.
 //!
-//! Invariants: an answer is only sent after the changes it reports are durable. A job is assigned to one runner manager at a time and
-//! ends once (J1, J2). A trace only grows, and only at its end (J3).
+//! Invariants (J1 to J3 are those of ARCHITECTURE.md): an answer is only sent after the changes it reports are durable. A job is
+//! assigned to one runner manager at a time and ends once (J1, J2). A trace only grows, and only at its end (J3).
 
 mod actor;
 mod api;

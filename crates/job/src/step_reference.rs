@@ -20,7 +20,7 @@ pub const REPLACEABLE_BUILTINS: [&str; 6] =
 /// git:git.example.com/steps/build@v1            a git reference; `http://` is kept, `https://` is left out
 /// git:git.example.com/a/-/steps/lint@v1         the same with a directory, from the top of the repository
 /// oci:registry.example.com/steps/build:1.2      an OCI image
-/// builtin:script                                a step that is built into Muster
+/// builtin:cache/save                            a step that is built into Muster
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepReference {

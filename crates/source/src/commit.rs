@@ -46,7 +46,9 @@ pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
     Ok(Commit { sha, parents, author, committed_at, message, tags })
 }
 
-/// Creates the commit of a changed working tree. The commit has the dates of `HEAD`, so that equal content has an equal ID.
+/// Creates the commit of a changed working tree.
+///
+/// Both dates of the commit are the commit date of `HEAD`, so that equal content has an equal ID.
 pub(super) fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
     let git = git
         .clone()

@@ -72,8 +72,9 @@ pub trait Builtin<J>: Send + Sync {
     }
 }
 
-/// Inputs of a built-in step in the form in which a step of the operator that replaces it gets them. Their names are documented in
-/// docs/reference/replaceable-steps.md.
+/// Inputs that a built-in step passes to the operator's step that replaces it.
+///
+/// The names of the inputs are documented in docs/reference/replaceable-steps.md.
 #[derive(Debug, Default)]
 pub struct Offer {
     /// Values by name. Expressions in them are not evaluated.
@@ -93,7 +94,9 @@ pub struct Replacement {
     pub with: Map<String, Value>,
 }
 
-/// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
+/// Built-in step that creates an environment with a second agent, together with its inputs.
+///
+/// The steps inside the built-in step run at that agent.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
     /// Creates the environment. Runs the steps `beside` it once, when everything that they need exists.
@@ -156,8 +159,9 @@ pub trait OpenTarget: Reach {
         None
     }
 
-    /// Returns result nodes for what ran beside the environment, such as services. Each has the name of the step that started it, whose node
-    /// it completes. Called before [`OpenTarget::close`].
+    /// Returns result nodes for what ran beside the environment, such as services. Called before [`OpenTarget::close`].
+    ///
+    /// Each node has the name of the step that started the service, and is merged into the node of that step.
     async fn beside_nodes(&self) -> Vec<StepNode> {
         Vec::new()
     }

@@ -32,7 +32,7 @@ pub struct LockedStep {
 /// Reason why the lock file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// The text is not a lock file.
+    /// The text is not a lock file, or the entries cannot be written as TOML.
     #[error("failed to parse {LOCK_FILE}: {0}; run `muster step lock` to write it again")]
     Content(String),
     /// The file has another format version.

@@ -15,8 +15,8 @@ use crate::{SSHD, missing, program, sshd};
 
 /// Script that makes the namespaces of the engine a machine of its own, and runs the program.
 ///
-/// The machine has neither the temporary files of this machine nor, in the other direction, does this machine have the data of the engine.
-/// Both see only the directory with the engine's socket and keys.
+/// The engine does not see the temporary files of this machine, and this machine does not see the engine's data. Both see only the
+/// directory with the engine's socket and keys.
 const MACHINE: &str = r#"set -e; dir=$1 temporary=$2; shift 2
 ip link set lo up
 mount --bind "$dir" /mnt; mount -t tmpfs tmpfs "$temporary"; mkdir -p "$dir"; mount --move /mnt "$dir"
@@ -138,7 +138,9 @@ pub fn certificates(engine: &Path, client: &Path) {
     }
 }
 
-/// Starts an SSH server on the machine of the engine, where Docker's command line finds the engine. Creates the keys of both sides.
+/// Starts an SSH server in the namespaces of the engine. Also creates the host key and the user key.
+///
+/// Sessions of the server have `DOCKER_HOST` set to the engine's socket.
 fn start_sshd(engine: &DockerEngine) -> Child {
     const FAILED: &str = "failed to prepare the SSH server";
     let dir = engine.dir().join("ssh");

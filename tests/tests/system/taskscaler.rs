@@ -22,7 +22,9 @@ fn unix_seconds() -> i64 {
     i64::try_from(duration.unwrap().as_secs()).unwrap()
 }
 
-/// Returns a configuration with up to `max_instances` instances. Idle instances are deleted immediately.
+/// Returns a configuration with up to `max_instances` instances. 0 uses the plugin's limit.
+///
+/// Idle instances are deleted immediately.
 fn config(max_instances: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max_instances));
     config.capacity = capacity.try_into().unwrap();

@@ -137,7 +137,7 @@ impl Inputs for Prepare {
 #[serde(default)]
 pub struct Cleanup {
     /// GIT_STRATEGY, which selects how the checkout is cleaned up (FF_ENABLE_JOB_CLEANUP): `fetch` cleans it, `clone` and `empty`
-    /// delete it. Empty keeps it.
+    /// delete it. If the string is empty, the checkout is kept.
     pub checkout: String,
     /// GIT_CLEAN_FLAGS. `None` means that the checkout is not cleaned.
     pub clean_flags: Option<Vec<String>>,
@@ -274,7 +274,9 @@ pub struct ChunkCache {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChunkStore {
-    /// References as they are stored, by key. The empty key has the reference that was saved last at this level.
+    /// Contents of the reference objects, by cache key. A reference names the index of a cache.
+    ///
+    /// The entry with the key `""` is the reference that was saved last at this level, for any cache key.
     pub references: BTreeMap<String, String>,
     /// URLs for GET of the objects that the references name.
     pub downloads: BTreeMap<String, Secret>,
@@ -297,7 +299,7 @@ pub struct ChunkUpload {
     pub index: Secret,
     /// URL of the key's reference.
     pub reference: Secret,
-    /// URL of the copy of the reference that was saved last at this level.
+    /// URL for a second copy of the reference, which later saves at this level find as the last one.
     pub last: Secret,
     /// Names and values of the headers of each upload.
     pub headers: Vec<(String, String)>,

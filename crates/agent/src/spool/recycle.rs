@@ -61,8 +61,8 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Empty the files now, so that secrets do not remain until the next job. If the job replaced a file with anything else, delete the
-        // directory.
+        // Empty the files now, so that secrets do not remain until the next job. If the job replaced a file with anything but a regular
+        // file with one name, delete the directory.
         let is_directory = fs::symlink_metadata(&target)?.is_dir();
         let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;
         let has_temp_dir = fs::symlink_metadata(target.join(TEMP_DIR)).is_ok();
@@ -77,7 +77,8 @@ impl Recycler {
 
 /// Empties a regular file without other hard links.
 ///
-/// The job may have replaced the file. A replacement is not changed, and opening it does not block this process.
+/// The job may have replaced the file. Anything but a regular file with one name is left unchanged, and opening it does not block this
+/// process.
 fn empty(path: &Path) -> io::Result<()> {
     let file = muster_files::open_with(File::options().write(true), path)?;
     if file.metadata()?.nlink() != 1 {

@@ -40,7 +40,7 @@ impl Sandbox {
         self.outer.path().join("canary")
     }
 
-    /// Opens the root. Jobs can change every directory of its path below `outer`.
+    /// Opens the root as a directory whose path a job can change below `outer`.
     fn open_root(&self) -> cap_std::fs::Dir {
         create_root(&self.root(), &Root::Below(self.outer.path().to_owned())).unwrap()
     }

@@ -76,7 +76,9 @@ impl<'a> GitDir<'a> {
         Ok(Self { context, inputs, mirror, dir })
     }
 
-    /// Returns the recorded commits that the mirror still has. The mirror then has the whole history of these commits, too.
+    /// Returns the recorded commits that the mirror still has.
+    ///
+    /// A commit is recorded only after its whole history was fetched, so the mirror has the history, too.
     pub(super) async fn existing_tips(&self, stop: &StopToken) -> Result<Vec<String>, Failure> {
         let tips = self.mirror.tips();
         let missing = self.missing(tips.iter().map(String::as_str), stop).await?;

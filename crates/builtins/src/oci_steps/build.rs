@@ -47,7 +47,7 @@ struct PlatformFiles {
 /// Source and destination of a file or directory.
 type Artifact = (PathBuf, PathBuf);
 
-/// Image to build.
+/// Platform and files of an image to build.
 struct Layers {
     platform: Platform,
     artifacts: Vec<Artifact>,

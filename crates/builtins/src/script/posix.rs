@@ -68,6 +68,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVa
     let pipefail = if is_bash { "set -o pipefail" } else { PIPEFAIL };
     let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
     if let Some(path) = frame.started {
+        // The line in this file shows that the profile did not end the shell.
         text.push_str("command echo >> ");
         push_quoted(&mut text, &path.to_string_lossy());
         text.push('\n');

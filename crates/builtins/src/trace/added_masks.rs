@@ -82,8 +82,8 @@ impl AddedMasks {
 
     /// Adds a piece of the current line. Returns the part that can be written now.
     ///
-    /// The line ends with the piece if the piece ends with a line break. If the line adds no value, other such lines may follow in the same
-    /// piece.
+    /// The line ends with the piece if the piece ends with a line break. If the line adds no value, the piece may continue with further
+    /// lines that add none.
     fn push_piece<'a>(&mut self, piece: &'a [u8]) -> Option<Part<'a>> {
         let line = match &mut self.line {
             Line::Candidate(line) => line,
@@ -125,7 +125,7 @@ fn may_add(start: &[u8]) -> bool {
     start.starts_with(COMMAND.as_bytes()) || COMMAND.as_bytes().starts_with(start)
 }
 
-/// Returns the position of the next line that may add a value, in bytes that start inside a line that does not.
+/// Returns the position of the next line that may add a value. `bytes` start inside a line that adds none.
 fn next_candidate(bytes: &[u8]) -> usize {
     let breaks = memmem::find_iter(bytes, b"\n:").map(|index| index + 1);
     let mut candidates = breaks.filter(|start| bytes.get(*start..).is_some_and(may_add));

@@ -98,7 +98,7 @@ fn check_periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &
                 check.add(Problem::new("C015", format!("`{path}.{key}`: {reason}")).of(runner, &name).at(&node.span));
             } else if cron::never_matches(pattern, fields) {
                 let message = format!("`{path}.{key}`: `{}` never matches", shown_name(pattern));
-                let help = "day, month and weekday must all match, and a step matches only its multiples";
+                let help = "day, month and weekday must all match, and `/n` keeps only values that are divisible by n";
                 check.add(Problem::new("C087", message).of(runner, &name).at(&node.span).help(help));
             }
         }

@@ -1,6 +1,6 @@
 //! The port for data that is too large for rows: traces, and the content of artifacts.
 //!
-//! A trace only grows, and only at its end (J3). The content of an artifact is received, checked by the caller, and then
+//! A trace only grows, and only at its end (invariant J3 of ARCHITECTURE.md). The content of an artifact is received, checked by the caller, and then
 //! stored under its name or dropped. An artifact exists only if it has a row. A process that is killed can leave content without a row,
 //! which is deleted at the next start.
 //!

@@ -118,8 +118,8 @@ impl JobActor {
 
     /// Returns how long the agent may stay unresponsive.
     ///
-    /// Until the agent has accepted the job in this start of the manager, the manager's own timeout applies, because the manager
-    /// connects to all instances at the same time after a restart.
+    /// The manager's own timeout applies until the agent has accepted the job from this process of the manager. After a restart, the
+    /// manager connects to all instances at the same time, so an agent may be reached later than usual.
     fn unresponsive_timeout(&self) -> Duration {
         let own = self.environment.current().and_then(|environment| unresponsive_timeout(environment.as_ref()));
         own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.runner.agent_reconnect_timeout)

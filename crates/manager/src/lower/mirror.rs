@@ -1,4 +1,6 @@
 //! Mirror of a job's repository on the machine where the job runs (`[runners.git_mirror]`).
+//!
+//! A job reads the mirror through its view: hard links to the packs, and a list of the refs that the job may fetch.
 
 use muster_agent_api::builtin::{Checkout, DockerVolume, GitMirror};
 use muster_agent_api::container::MIRROR_DIR;

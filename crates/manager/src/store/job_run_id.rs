@@ -12,7 +12,8 @@ const DIGITS: usize = 8;
 
 /// ID of a job, unique among all coordinators: its number, and a short hash of the coordinator's URL.
 ///
-/// Coordinators count their jobs independently, and all jobs of a machine share one spool.
+/// The ID is that of the job, not of one of its runs (see [`Self::agent_run_prefix`]). Coordinators count their jobs independently, and
+/// all jobs of a machine share one spool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobRunId(String);

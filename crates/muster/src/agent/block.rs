@@ -189,8 +189,8 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
 /// Returns the first name server if all name servers are among the addresses. `text` is the content of `/etc/resolv.conf`.
 ///
 /// In a network in which the engine resolves the names of containers, the name server is a proxy of the engine. A comment in the file then
-/// lists the servers to which the proxy forwards requests. The proxy reaches a server in parentheses through the network of the engine, in
-/// which no address is blocked.
+/// lists the servers to which the proxy forwards requests. A server that is listed as `host(ADDRESS)` is reached through the network of the
+/// engine, in which no address is blocked.
 fn only_name_server(text: &str, addresses: &[IpAddr]) -> Option<IpAddr> {
     let forwarded = text.lines().find_map(|line| line.strip_prefix("# ExtServers: [")?.split(']').next());
     let servers: Vec<&str> = match forwarded {

@@ -89,12 +89,13 @@ async fn host_key_of_the_plugin_is_pinned() {
 }
 
 #[tokio::test]
-async fn hooks_run_around_a_job_and_report_failures() {
+async fn prepare_command_runs_before_a_job_and_reports_failures() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("calls");
     let script = format!("echo \"$0 $1\" >>{}; case $1 in bad) echo disk is full >&2; exit 3;; esac", file.display());
     let (group, target, _session) = start_instance(json!({"prepare_command": ["sh", "-c", script]})).await;
     group.prepare(&id(&target), "17").await.unwrap();
+    // `finish_command` is not set, so this call does nothing.
     group.cleanup(&id(&target), "17").await.unwrap();
     let error = group.prepare(&id(&target), "bad").await.unwrap_err();
     assert!(matches!(&error, CallError::Refused { call: "Prepare", .. }), "{error}");

@@ -1,4 +1,6 @@
-//! Conformance cases 98 to 114 of step-runner's gRPC service (`docs/spec/steps.md`). The name of a test starts with its case.
+//! Conformance cases 84, 98 to 112 and 114 of step-runner's gRPC service (`docs/spec/steps.md`).
+//!
+//! The name of a test starts with its case. The test of case 113 is in `crates/agent/src/panics.rs`.
 
 mod cancel;
 mod logs;
@@ -11,12 +13,12 @@ use muster_agent_api::step_runner::{Job, RunRequest, Status, StatusRequest, Vari
 use crate::harness::*;
 
 impl Agent {
-    /// Starts a list with one script.
+    /// Starts a job whose `run:` list has one script.
     async fn run_script(&mut self, id: &str, script: &str, variables: &[Variable]) {
         self.steps.run(self.script_request(id, script, variables)).await.unwrap();
     }
 
-    /// Returns the request of a list with one script. All such requests have the same directory.
+    /// Returns the request for a job whose `run:` list has one script. All such jobs have the same directory.
     fn script_request(&self, id: &str, script: &str, variables: &[Variable]) -> RunRequest {
         let list = serde_json::json!({"run": [{"name": "main", "script": script}]});
         RunRequest {
@@ -49,12 +51,13 @@ impl Agent {
             status.error.as_ref().map(|error| (error.kind(), error.message.as_str())),
             kind.map(|kind| (kind, message))
         );
+        // The agent sends the error under all field numbers that clients may expect.
         assert_eq!((&status.error_at_4, &status.error_at_8), (&status.error, &status.error));
         assert!(status.start_time.is_some() && status.end_time.is_some());
     }
 }
 
-/// Returns the log of a list with one script that printed `output`.
+/// Returns the log of a job whose `run:` list has one script, which printed `output`.
 fn log_of(output: &str) -> String {
     format!("Running step name=main\n{output}")
 }

@@ -5,8 +5,8 @@
 //! save:    files --> chunks that no index has --> packs --> index --> reference
 //! ```
 //!
-//! With an object store, the manager has read the references and signed URLs for the objects that they name. The directory on this machine
-//! then contains copies of objects.
+//! With an object store, the manager has already read the references. It has also signed URLs for the objects that they name. The
+//! directory on this machine then contains copies of objects.
 
 mod objects;
 mod restore;

@@ -236,7 +236,7 @@ mod tests {
     async fn engine_that_stops_answering_is_named() {
         let engine = engine_with(&[("muster-prepared-own-stuck", -10, 600)]);
         let settings = settings(&engine);
-        // The connection has been made before the clock stands still, because the time jumps whenever the test waits.
+        // Connect before the clock is paused: a paused clock jumps to the next timeout whenever the test waits, so connecting would time out.
         engine::connect(&settings).await.unwrap();
         tokio::time::pause();
         let error = remove(&settings, "muster-prepared-own-", &BTreeSet::new(), &[]).await.unwrap_err();

@@ -18,9 +18,9 @@ pub struct Fleet {
     pub executor: Arc<InstanceExecutor>,
 }
 
-/// Fleets of all runners: first those in the configuration, then those that are shutting down.
+/// Fleets of all runners.
 ///
-/// The fleets in the configuration have its order.
+/// The fleets in the configuration come first, in the order of the file. The fleets that are shutting down follow.
 #[derive(Default)]
 pub struct FleetList(Mutex<Fleets>);
 

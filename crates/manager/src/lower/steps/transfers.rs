@@ -75,7 +75,7 @@ pub(super) fn download_artifacts(payload: &JobPayload, settings: &JobSettings) -
 
 /// Returns the steps that save the caches: first a step that runs after a failure, then a step that runs after a success.
 ///
-/// In the other order, a failure of the step for success would start the step for failure, too.
+/// The order is the same as in [`upload_artifacts`].
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     let save = |when: When, name: &str, title: &str| {
         let matching = caches.iter().filter(|(_, cache_when)| is_transferred_by(cache_when, when));
@@ -92,8 +92,10 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// Returns the steps that upload the artifacts: first those that run after a failure, then those that run after a success. Steps of the
-/// operator that check or sign the artifacts precede each upload.
+/// Returns the steps that upload the artifacts: first those that run after a failure, then those that run after a success.
+///
+/// In the other order, a failure of the upload after a success would start the upload after a failure. Steps of the operator that check
+/// or sign the artifacts precede each upload.
 pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
     let artifacts: &[Artifact] = &parts.payload.artifacts;
     let upload = |when: When, name: &str, title: &str| {

@@ -131,7 +131,7 @@ fn rule_that_denies_a_builtin_step_denies_its_replacement() {
 }
 
 #[test]
-fn lists_must_not_call_what_the_operator_replaces_or_guards() {
+fn step_lists_must_not_call_builtins_that_are_replaced_or_preceded_by_an_operator_step() {
     let sign = OperatorStep {
         name: "sign".to_owned(),
         action: OperatorAction::Script(vec!["sign".to_owned()]),

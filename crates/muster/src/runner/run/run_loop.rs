@@ -174,8 +174,8 @@ impl RunLoop {
             }
             (Signal::Drain | Signal::Abort(_), ShutdownPhase::Aborting(_) | ShutdownPhase::Detaching) => {
                 tracing::error!(
-                    "second signal, exiting immediately; the next start reports the jobs, and a job that the server assigns to a request \
-                         in flight may be lost"
+                    "second signal, exiting immediately; the next start reports the canceled jobs and resumes the others, and a job \
+                         that the server assigns to a request in flight may be lost"
                 );
                 self.shutdown_phase = ShutdownPhase::Immediate;
                 return Some(self.exit_now(ExitCode::FAILURE).await);
