@@ -6,7 +6,7 @@
 //!   -> run the steps at this agent -> remove everything
 //! ```
 //!
-//! The agent in the build container runs all steps. No other container runs code of Muster, and nothing on the engine's side follows
+//! The agent in the build container runs all steps. Besides it, only the container that blocks addresses runs code of Muster. Nothing on the engine's side follows
 //! paths in a directory that a job can write to.
 //!
 //! All names of a job's objects are derived from the inputs of the step. So an agent that finds the inputs in its spool can remove the
