@@ -19,7 +19,7 @@ pub struct Development {
     /// Steps that replace called steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fakes: Vec<FakeStep>,
-    /// Whether the records of calls have no maximum size of their own ([`crate::plan::JobPlan::record_calls`]). The whole result has
+    /// Whether the records of calls have no separate maximum size ([`crate::plan::JobPlan::record_calls`]). The whole result has
     /// [`MAX_FULL_RESULT_BYTES`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub full_records: bool,

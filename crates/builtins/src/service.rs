@@ -37,31 +37,54 @@ const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
 #[async_trait]
 impl Builtin<Context> for HostService {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // A service of the operator also serves `after_script`, which runs after a stop of the job.
-        run_until(self, StopToken::new(), context, stop).await
+        // A service of the operator also serves `after_script`, which runs after a stop of the job. A slow service can still become ready
+        // while the job continues.
+        let (running, ready) = start(self, StopToken::new(), context, stop).await?;
+        context.services.lock().push(running);
+        ready
     }
 }
 
-/// Starts a service that runs until `end` is stopped, or until the end of the job. Returns when the service is ready.
-pub(crate) async fn run_until(
+/// Starts a service of a list of steps. It runs until `stop` is stopped, or until the end of the job. Returns when the service is ready.
+///
+/// # Errors
+/// [`Failure`] if the service is not ready in time. Its processes have then ended, so that another attempt can use the port.
+pub(crate) async fn start_called(
+    service: &HostService,
+    context: &Arc<Context>,
+    stop: &StopToken,
+) -> Result<(), Failure> {
+    let (running, ready) = start(service, stop.child(), context, stop).await?;
+    if ready.is_err() {
+        running.stop.stop(TerminationCause::TimedOut);
+        running.end().await;
+    }
+    context.services.lock().push(running);
+    ready
+}
+
+/// Starts a service that runs until `end` is stopped. Returns the service when it is ready, or with the reason why it is not.
+///
+/// # Errors
+/// [`Failure`] if no process was started.
+async fn start(
     service: &HostService,
     end: StopToken,
     context: &Arc<Context>,
     stop: &StopToken,
-) -> Result<(), Failure> {
+) -> Result<(RunningService, Result<(), Failure>), Failure> {
     let HostService { title, port, .. } = service;
     context.print(&style::plain(&format!("Starting service {title}...")));
     if service.accepts_connection().await {
         return Err(Failure::System(format!(
-            "port {port} of the service {title} is already in use on this machine; let the runner run one job at a time (`limit = 1`), or stop \
-             the other program"
+            "port {port} of the service {title} is already in use on this machine; use another port, stop the other program, or let the runner \
+             run one job at a time (`limit = 1`)"
         )));
     }
     let mut running = service.start(end, context, stop).await?;
     let ready = service.wait_until_ready(&running, stop).await;
     running.is_reported = ready.is_err();
-    context.services.lock().push(running);
-    ready
+    Ok((running, ready))
 }
 
 trait Start {

@@ -42,7 +42,7 @@ impl Slots {
         Self { total, in_use: Arc::default(), free: watch::Sender::new(total) }
     }
 
-    /// Returns a receiver of the number of free slots. The receiver is notified when the number changes.
+    /// Returns a receiver for the number of free slots. The receiver is notified when the number changes.
     #[must_use]
     pub fn free(&self) -> watch::Receiver<usize> {
         self.free.subscribe()
@@ -65,9 +65,9 @@ impl Slots {
 
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     ///
-    /// First waits for a moment if a lower slot of the project belongs to a job that has ended. The coordinator learns about the end of a job
-    /// before the slot is free, and may assign the next job of the pipeline at once. That job finds the checkout and the cache volumes of the
-    /// one before it only in the same slot.
+    /// If a job of the project has ended and still holds a lower slot, waits briefly for that slot. The coordinator learns about the end of
+    /// a job before the slot is free, and may assign the next job of the pipeline immediately. The next job finds the checkout and the cache
+    /// volumes of the previous job only in the same slot.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
         if let Some(project_slot) = self.lowest_ending(key) {
@@ -195,7 +195,7 @@ mod tests {
         let mut first = Box::pin(slots.wait_for_free(&project));
         let mut second = Box::pin(slots.wait_for_free(&project));
         assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
-        // Nobody waits for a slot whose job ends later.
+        // No job waits for a slot whose job ends later.
         other.announce_end();
         drop(ended);
         let (first, second) = (first.await, second.await);

@@ -127,7 +127,7 @@ impl Level {
             }
             self.subdirectories.push(name.to_owned());
             if self.subdirectories.len() >= MAX_NAMES {
-                // The names of the directories that are kept must not use more memory.
+                // Ends the removal, so that `kept` does not grow further.
                 self.has_more = self.kept.len() < MAX_NAMES;
                 break;
             }
@@ -259,24 +259,13 @@ mod tests {
         assert!(fs::symlink_metadata(&tree).is_err() && outside.join("inner/file").exists());
     }
 
-    const MOUNTED: &str = "MUSTER_TEST_MOUNTED_TREE";
-
     /// A mount point cannot be removed, not even by root.
     #[test]
     fn removal_continues_after_an_error_and_returns_the_first_one() {
-        if let Some(tree) = std::env::var_os(MOUNTED).map(PathBuf::from) {
-            assert!(remove_locked_tree(&tree).is_err());
-            let (path, error) = remove_most_of_tree(&tree).unwrap_err();
-            assert_eq!((path, error.kind()), (tree.join("a/mounted"), io::ErrorKind::ResourceBusy));
-            let left: Vec<_> = fs::read_dir(tree.join("a")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-            assert_eq!((left, fs::read_dir(&tree).unwrap().count()), (vec!["mounted".into()], 1));
-            return;
-        }
-        if !muster_test_prerequisites::mounts() {
-            return;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let tree = dir.path().join("tree");
+        let test = "remove::tests::removal_continues_after_an_error_and_returns_the_first_one";
+        let script = "mkdir -p \"$1/tree/a/mounted\" && mount -t tmpfs tmpfs \"$1/tree/a/mounted\"";
+        let Some(dir) = muster_test_prerequisites::run_with_mounts(test, script) else { return };
+        let tree = dir.join("tree");
         for name in ["a/b/c", "a/mounted", "a/z", "d"] {
             fs::create_dir_all(tree.join(name)).unwrap();
             fs::write(tree.join(name).join("file"), "").unwrap();
@@ -285,18 +274,11 @@ mod tests {
         for number in 0..MAX_NAMES + 10 {
             fs::create_dir(tree.join("a").join(number.to_string())).unwrap();
         }
-        let script = "mount -t tmpfs tmpfs \"$MUSTER_TEST_MOUNTED_TREE/a/mounted\" && exec \"$0\" \"$@\"";
-        let status = std::process::Command::new("unshare")
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
-            .arg(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "remove::tests::removal_continues_after_an_error_and_returns_the_first_one",
-                "--nocapture",
-            ])
-            .env(MOUNTED, &tree)
-            .status();
-        assert!(status.unwrap().success());
+        assert!(remove_locked_tree(&tree).is_err());
+        let (path, error) = remove_most_of_tree(&tree).unwrap_err();
+        assert_eq!((path, error.kind()), (tree.join("a/mounted"), io::ErrorKind::ResourceBusy));
+        let left: Vec<_> = fs::read_dir(tree.join("a")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!((left, fs::read_dir(&tree).unwrap().count()), (vec!["mounted".into()], 1));
     }
 
     #[test]

@@ -198,34 +198,19 @@ mod tests {
         assert!(stopped.bytes <= empty, "nothing is read after a stop");
     }
 
-    const MOUNTED: &str = "MUSTER_TEST_MOUNTED";
-
     /// Lower layers of an overlay have other device numbers, as subvolumes of btrfs do.
     #[test]
     fn other_devices_of_the_same_mount_count_and_mounts_do_not() {
-        if let Some(dir) = std::env::var_os(MOUNTED) {
-            let all = measured(&Path::new(&dir).join("overlay"), u64::MAX).bytes;
-            assert!((3 << 20..4 << 20).contains(&all), "{all} bytes");
-            return;
-        }
-        if !muster_test_prerequisites::mounts() {
-            return;
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let script = "mount -t tmpfs tmpfs $DIR && cd $DIR && mkdir lower upper overlay && mount -t tmpfs tmpfs lower && \
+        let test = "usage::tests::other_devices_of_the_same_mount_count_and_mounts_do_not";
+        let script = "mount -t tmpfs tmpfs \"$1\" && cd \"$1\" && mkdir lower upper overlay && mount -t tmpfs tmpfs lower && \
                       mount -t tmpfs tmpfs upper && mkdir upper/files upper/work lower/mounted && \
                       dd if=/dev/zero of=lower/file bs=1M count=2 && \
                       mount -t overlay -o lowerdir=lower,upperdir=upper/files,workdir=upper/work overlay overlay && \
                       dd if=/dev/zero of=overlay/file2 bs=1M count=1 && mount -t tmpfs tmpfs overlay/mounted && \
-                      dd if=/dev/zero of=overlay/mounted/file bs=1M count=8 && exec \"$0\" \"$@\"";
-        let status = std::process::Command::new("unshare")
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "usage::tests::other_devices_of_the_same_mount_count_and_mounts_do_not", "--nocapture"])
-            .env("DIR", dir.path())
-            .env(MOUNTED, dir.path())
-            .status();
-        assert!(status.unwrap().success());
+                      dd if=/dev/zero of=overlay/mounted/file bs=1M count=8";
+        let Some(dir) = muster_test_prerequisites::run_with_mounts(test, script) else { return };
+        let all = measured(&dir.join("overlay"), u64::MAX).bytes;
+        assert!((3 << 20..4 << 20).contains(&all), "{all} bytes");
     }
 
     #[test]

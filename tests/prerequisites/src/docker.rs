@@ -205,7 +205,8 @@ impl DockerEngine {
         })
     }
 
-    /// Starts `dockerd`. For the directory of the engine, `describe` returns a command that runs `dockerd`, and the arguments. `signal` ends it.
+    /// Starts `dockerd`. `describe` gets the directory of the engine, and returns a command that runs `dockerd`, and more arguments for
+    /// `dockerd`. `signal` ends the engine.
     pub(crate) fn start_dockerd_in(
         signal: &str,
         describe: impl FnOnce(&Path) -> (Vec<OsString>, Vec<OsString>),

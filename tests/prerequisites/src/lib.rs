@@ -5,6 +5,7 @@
 
 mod docker;
 mod images;
+mod mounts;
 mod openbao;
 mod podman;
 mod registry;
@@ -19,6 +20,7 @@ use std::process::{Command, Stdio};
 
 pub use docker::DockerEngine;
 pub use images::{bash_root, busybox_root, shellless_root};
+pub use mounts::{mounts, run_with_mounts};
 pub use openbao::OpenBao;
 pub use podman::PodmanUser;
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
@@ -84,14 +86,6 @@ pub fn cgroups(can_be_created: bool) -> bool {
 #[must_use]
 pub fn namespaces() -> bool {
     can_unshare(&["--user", "--map-current-user", "--pid", "--fork", "true"], "user and process namespaces")
-}
-
-/// Returns whether file systems can be mounted in a user namespace. The test mount is removed with its namespace.
-#[track_caller]
-#[must_use]
-pub fn mounts() -> bool {
-    let directory = std::env::temp_dir();
-    can_unshare(&["-rm", "mount", "-t", "tmpfs", "none", &directory.to_string_lossy()], "mounts in user namespaces")
 }
 
 #[track_caller]

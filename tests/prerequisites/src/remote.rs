@@ -13,9 +13,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use crate::docker::{DockerEngine, isolate};
 use crate::{SSHD, missing, program, sshd};
 
-/// Script that makes the namespaces of the engine a machine of its own, and runs the program.
+/// Script that separates the engine from this machine, as if it ran on another machine, and then starts it.
 ///
-/// The engine does not see the temporary files of this machine, and this machine does not see the engine's data. Both see only the
+/// The engine does not see the temporary files of this machine, and this machine does not see the engine's data. They share only the
 /// directory with the engine's socket and keys.
 const MACHINE: &str = r#"set -e; dir=$1 temporary=$2; shift 2
 ip link set lo up
@@ -32,7 +32,7 @@ const NAME: &str = "engine.example";
 /// A Docker Engine with its own network and files, and an SSH server beside it.
 #[derive(Debug)]
 pub struct RemoteEngine {
-    /// The engine. Its socket and [`DockerEngine::call`] serve only the test itself.
+    /// The engine. Only the test itself uses its socket and [`DockerEngine::call`].
     pub engine: DockerEngine,
     /// SSH server. It ends with the namespaces of the engine.
     _sshd: Child,
@@ -92,7 +92,7 @@ impl RemoteEngine {
         format!("ssh://root@{NAME}")
     }
 
-    /// Creates a program `ssh` in the directory, which finds the machine at this address. It knows the host key, and has a key to log in.
+    /// Creates a program `ssh` in the directory that connects to the machine at this address, with the host key and a key to log in.
     ///
     /// # Panics
     /// A file cannot be written.

@@ -162,8 +162,7 @@ impl AgentConnection {
         if self.identity.has_extension {
             return Ok(self);
         }
-        let message =
-            "another step-runner answers there; stop it, so that an agent of Muster can be started".to_owned();
+        let message = "another step-runner answers there; stop it to let Muster start its agent".to_owned();
         Err(Unreachable { location: self.location, message })
     }
 

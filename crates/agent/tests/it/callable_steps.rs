@@ -150,7 +150,8 @@ async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
         { "name": "make", "script": "mkdir out; echo made >out/a.txt; echo no >out/b.txt" },
         { "name": "upload", "func": "builtin://artifacts/upload",
           "inputs": { "paths": ["out/"], "exclude": ["out/b.txt"], "name": "of-${{ vars.NAME }}" } },
-        { "name": "report", "func": "builtin://artifacts/upload", "inputs": { "paths": ["out/a.txt"], "type": "junit", "name": "junit.xml" } }
+        { "name": "report", "func": "builtin://artifacts/upload", "inputs": { "paths": ["out/a.txt"], "type": "junit", "name": "junit.xml" } },
+        { "name": "scan", "func": "builtin://artifacts/upload", "inputs": { "paths": ["out/a.txt"], "type": "sast", "name": "sast.json" } }
     ]);
     let plan = JobPlan { coordinator: endpoint.clone(), ..agent.plan(vec![list(entries)]) };
     agent.run("1-1", &plan, &[variable("NAME", "it")]).await;
@@ -158,8 +159,9 @@ async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     agent.close("1-1").await;
     let job = coordinator.job(JOB).unwrap();
-    assert_eq!(job.artifacts.keys().collect::<Vec<_>>(), ["junit.xml.gz", "of-it.zip"]);
-    assert_eq!(job.uploads[1].1.artifact_format.as_deref(), Some("gzip"));
+    assert_eq!(job.artifacts.keys().collect::<Vec<_>>(), ["junit.xml.gz", "of-it.zip", "sast.json"]);
+    let formats: Vec<_> = job.uploads.iter().map(|upload| upload.1.artifact_format.as_deref()).collect();
+    assert_eq!(formats, [Some("zip"), Some("gzip"), Some("raw")], "GitLab accepts one format for each type");
 
     std::fs::remove_dir_all(agent.project()).unwrap();
     let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: "t0ken".to_owned() }];
@@ -228,7 +230,7 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
     let limits = StepLimits { file_bytes: Some(1 << 30), ..StepLimits::default() };
     let cases = [
         (vec![rule("builtin:cache/*", false)], None, call("cache/save", json!({})), "`deny = \"builtin:cache/*\"`"),
-        // A service runs commands of the author, as a script does. So it needs a rule where a script needs one.
+        // A service runs commands of the author, like a script. It therefore needs a rule wherever a script needs one.
         (vec![], Some(1), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
         (
             vec![],
@@ -355,6 +357,24 @@ async fn service_of_a_list_ends_when_the_job_is_canceled() {
     assert_eq!(failure(&result).0, "job_canceled", "{log}");
     assert!(log.contains("\nservice ended\n"), "{log}");
     assert!(!log.contains("ended before the job"), "{log}");
+}
+
+#[tokio::test]
+async fn service_that_is_not_ready_ends_before_the_next_attempt() {
+    let mut agent = Agent::start().await;
+    let port = free_port();
+    // The first process does not listen. A later process fails if the first one still runs.
+    let program = "if [ -e \"$0\" ]; then kill -0 \"$(cat \"$0\")\" && exit 3; exec python3 -c \"$1\" \"$2\"; fi; echo $$ >\"$0\"; exec sleep 600";
+    let tried = agent.dir.path().join("tried");
+    let command = json!(["sh", "-c", program, tried, SERVER, port.to_string()]);
+    let entries = json!([{
+        "name": "serve", "func": "builtin://service", "retry": { "max": 5, "delay": "10ms" },
+        "inputs": { "command": command, "port": port, "timeout": "2s" }
+    }]);
+    let (log, result) = run(&mut agent, Vec::new(), entries).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains(&format!("it did not accept a connection on port {port} within 2 s")), "{log}");
+    assert!(!log.contains("exited with code 3"), "{log}");
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use muster_job::{PolicyRule, StepLimits, StepPolicy};
 use serde_json::{Value, json};
 
 use crate::harness::*;
-use muster_agent_api::builtin::Script;
+use muster_agent_api::builtin::{ArtifactsList, ArtifactsUpload, Script};
 use muster_agent_api::plan::{Call, Step, When};
 
 /// Returns a step of the operator.
@@ -111,6 +111,56 @@ async fn job_does_not_select_the_programs_of_the_operator() {
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert_eq!(log.matches("\nplanted\n").count(), 1, "only the job's own script runs the job's program: {log}");
     assert!(log.contains("\npreload= kept=of the job\n"), "{log}");
+}
+
+#[tokio::test]
+async fn variables_of_the_job_are_no_settings_of_the_operators_steps() {
+    let mut agent = Agent::start().await;
+    let list = json!([{ "name": "audit", "script": "echo \"audits ${{ vars.KIND }}\"" }]);
+    let mut audit = step("operator_before_audit", When::OnSuccess, Call::Run(list));
+    audit.policy.by_operator = true;
+    // In the legacy dialect, there is no `vars`.
+    let variables = [
+        variable("KIND", "it"),
+        variable("CI_STEPS_DIALECT", "legacy"),
+        variable("CI_STEPS_DEBUG", "true"),
+        variable("CI_STEPS_LOG_LEVEL", "loud"),
+    ];
+    agent.run("1-1", &agent.plan(vec![audit, script(&["ls"])]), &variables).await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\naudits it\n"), "{log}");
+    assert!(!log.contains("step-results.json"), "the job must not get the inputs of the step: {log}");
+}
+
+#[tokio::test]
+async fn job_cannot_replace_the_list_of_its_artifacts() {
+    let mut agent = Agent::start().await;
+    let artifact = ArtifactsUpload { paths: vec!["out/".to_owned()], ..ArtifactsUpload::default() };
+    let list = Call::builtin(&ArtifactsList { artifacts: vec![artifact] });
+    let mut list = step("operator_list_artifacts", When::OnSuccess, list);
+    let mut sign = operator("operator_before_upload_sign", &["echo \"signs\"; cat \"$MUSTER_ARTIFACT_FILES\""]);
+    let of_job = agent.dir.path().join("of-the-job");
+    std::fs::write(&of_job, "chosen by the job").unwrap();
+    let variables = [variable("MUSTER_ARTIFACT_FILES", of_job.to_str().unwrap())];
+    let make = |name: &str| script(&[&format!("rm -rf out; mkdir out; touch \"$(printf 'out/{name}')\"")]);
+    let text = "contains a line break; rename the file, or exclude it";
+
+    (list.policy.allow_failure, sign.policy.allow_failure) = (true, true);
+    // The first list is complete. The second one fails, and must not leave the first one in its place.
+    let steps = vec![make("a"), list.clone(), sign.clone(), make("b\\nc"), list.clone(), sign.clone()];
+    agent.run("1-1", &agent.plan(steps), &variables).await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert_eq!(log.matches("\nsigns\n").count(), 2, "{log}");
+    assert_eq!(log.matches("\nsigns\nout/a\n").count(), 1, "{log}");
+    assert!(log.contains(text) && !log.contains("chosen by the job"), "{log}");
+
+    (list.policy.allow_failure, sign.policy.allow_failure) = (false, false);
+    agent.run("2-1", &agent.plan(vec![make("b\\nc"), list, sign]), &variables).await;
+    let (result, log) = (agent.wait("2-1").await, agent.log("2-1").await);
+    assert_eq!(failure(&result).0, "script_failure", "the job chose the name: {log}");
+    assert!(log.contains(text) && !log.contains("\nsigns\n"), "{log}");
 }
 
 #[tokio::test]

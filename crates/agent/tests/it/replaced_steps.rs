@@ -60,7 +60,9 @@ async fn replaced_checkout_gets_its_declared_inputs_and_those_of_the_operator() 
     let mut plan = plan(&agent, vec![checkout(call), script(&["cat sources"])]);
     // Neither the step policy nor the lock file of a job applies to a step that its operator chose.
     plan.step_policy = Some(StepPolicy { denied_by_default: Some(1), ..StepPolicy::default() });
-    agent.run("1-1", &plan, &[variable("OF_THE_JOB", "it"), variable("CI_STEPS_DIALECT", "legacy")]).await;
+    let variables =
+        [variable("OF_THE_JOB", "it"), variable("CI_STEPS_DIALECT", "legacy"), variable("CI_STEPS_LOG_LEVEL", "loud")];
+    agent.run("1-1", &plan, &variables).await;
     let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let line = "\n${{ vars.OF_THE_JOB }} [\"+refs/heads/main\"] 7 for it unset\n";

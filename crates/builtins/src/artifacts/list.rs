@@ -29,23 +29,28 @@ const LIST_VARIABLE: &str = "MUSTER_ARTIFACT_FILES";
 
 /// Writes the list of the regular files: one path per line, relative to the project directory.
 pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &StopToken) -> Result<(), Failure> {
+    let path = context.temp_dir.join(LIST_FILE);
+    // The steps of the operator rely on this variable. If none of them is required, they also run after a failure of this step, and must then
+    // read neither a file that the job chose nor the list of an earlier upload.
+    let value = path.to_string_lossy().into_owned();
+    context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
+    let earlier = path.clone();
+    blocking(&**context, "removing the earlier list of the artifacts", stop, move || {
+        private_file::remove(&earlier).map_err(Failure::io("failed to remove the earlier list of the artifacts"))
+    })
+    .await?;
     let quiet = Quiet(context);
     let mut files = BTreeSet::new();
     for artifact in &list.artifacts {
         let ArtifactsUpload { paths, exclude, untracked, .. } = artifact;
         files.extend(select(&quiet, FileSelection { paths, exclude, untracked: *untracked }, stop).await?);
     }
-    let path = context.temp_dir.join(LIST_FILE);
-    let (target, root) = (path.clone(), context.project_dir.clone());
+    let root = context.project_dir.clone();
     blocking(&**context, "writing the list of the artifacts", stop, move || {
         let text = lines(&root, &files)?;
-        private_file::write(&target, &text).map_err(Failure::io("failed to write the list of the artifacts"))
+        private_file::write(&path, &text).map_err(Failure::io("failed to write the list of the artifacts"))
     })
-    .await?;
-    // A variable of the job must not replace this one, because the steps of the operator rely on it.
-    let value = path.to_string_lossy().into_owned();
-    context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
-    Ok(())
+    .await
 }
 
 /// Returns the lines of the list.

@@ -32,7 +32,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Warning in the log of a job whose container started while the engine could not be reached.
 const LOST_OUTPUT: &str =
     "the connection to the engine was lost while the container started: output of the entrypoint may be missing";
-/// Advice for a job whose container was lost from sight while it started.
+/// Advice for a job whose container failed to start while the engine could not be reached.
 const LOST_OUTPUT_REMEDY: &str = "check the log of the engine, and run the job again";
 /// Advice for an image whose entrypoint does not run its arguments.
 const ENTRYPOINT_REMEDY: &str =

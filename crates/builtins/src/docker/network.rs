@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_is_own_unless_its_namespace_is_another_ones() {
+    fn network_is_own_unless_its_mode_names_another_namespace() {
         let mode = |mode: &str| DockerNetwork::Mode(mode.to_owned());
         let per_job = DockerNetwork::PerJob { name: "net".to_owned(), ipv6: false, mtu: 0 };
         for own in [DockerNetwork::Bridge, per_job] {

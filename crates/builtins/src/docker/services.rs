@@ -58,7 +58,7 @@ pub(super) struct Service {
     ports: Vec<u16>,
 }
 
-/// What the steps that start services need of the environment that is being created.
+/// State of an environment while it is created, for the steps that start its services.
 pub(crate) struct ServiceHost {
     engine: Docker,
     job: DockerContainer,

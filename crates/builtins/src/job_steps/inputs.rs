@@ -38,7 +38,7 @@ pub(super) struct UploadCall {
     pub(super) name: String,
     #[serde(rename = "type")]
     pub(super) artifact_type: String,
-    /// Format of the artifact. Empty means the format that GitLab uses for the type.
+    /// Format of the artifact. Empty means the format that GitLab requires for the type.
     pub(super) format: String,
     pub(super) expire_in: String,
 }
@@ -97,7 +97,8 @@ pub(super) fn parsed<T: DeserializeOwned>(inputs: &Map<String, Value>) -> Result
     serde_json::from_value(inputs).map_err(|error| Failure::Step(format!("the inputs are not valid: {error}")))
 }
 
-/// Returns a number without a fraction as an integer, as which serde reads it. Expressions calculate with fractions.
+/// Converts a number without a fraction to an integer. The numbers of expressions are floating-point numbers, which serde does not accept for
+/// an integer.
 fn whole(value: &Value) -> Value {
     match value.as_f64() {
         Some(number) if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) => {

@@ -1,8 +1,7 @@
 //! Built-in steps that lists of steps may call: `builtin://checkout`, `builtin://cache/restore` and others.
 //!
-//! The inputs of the built-in steps in a job's plan have the authority of the manager: URLs, tokens and paths. A list of steps is written by
-//! the author of the job, so it calls the same steps with small inputs of its own, which only select from what the job has
-//! [declared](crate::declared::Declared).
+//! In the plan of a job, the manager sets the inputs of these steps, such as URLs, tokens and paths. The author of a list of steps must not be
+//! able to set them. The inputs of a call are therefore different: they only select from what the job [declares](crate::declared::Declared).
 
 mod inputs;
 mod transfers;
@@ -129,8 +128,8 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
         )));
     }
     let service = HostService { title, index, command, env, port, timeout_ms: milliseconds(timeout) };
-    // As every process of the author, the service ends when the step or the job is stopped.
-    service::run_until(&service, stop.child(), context, stop).await.map_err(|failure| match failure {
+    // Like every process of the author, the service ends when the step or the job is stopped.
+    service::start_called(&service, context, stop).await.map_err(|failure| match failure {
         // The author of the job chose the program.
         Failure::System(message) => Failure::Step(message),
         other => other,

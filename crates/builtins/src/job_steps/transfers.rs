@@ -5,6 +5,7 @@ use std::sync::Arc;
 use muster_agent_api::builtin::{
     ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, CacheSave,
 };
+use muster_job::report_format;
 use muster_steps::builtin::Builtin;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
@@ -128,7 +129,7 @@ pub(super) async fn upload_artifacts(context: &Arc<Context>, inputs: &Inputs, st
     }
     let format = match (format.as_str(), artifact_type.as_str()) {
         ("", "archive") => "zip".to_owned(),
-        ("", _) => "gzip".to_owned(),
+        ("", report) => report_format(report).0.to_owned(),
         _ => format,
     };
     let artifact = ArtifactsUpload {

@@ -18,7 +18,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Returns the key because of which a public runner must not request jobs, and the reason. `None` means that the runner may request jobs.
+/// Returns the key that forbids a public runner to request jobs, and the reason. `None` means that the runner may request jobs.
 pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'static str)> {
     let table = &runner.table;
     let is_set = |key: &str| table.bool(key) == Some(true);

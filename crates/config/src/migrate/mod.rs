@@ -109,7 +109,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
         return Err(MigrateError::Nothing);
     }
     if let Some(drain) = config.tree.table("machine") {
-        // The global `[machine]` has no other replacement than `delete_instances_on_shutdown`.
+        // `delete_instances_on_shutdown` is the only replacement for a key of the global `[machine]`.
         let notes = drain.table("shutdown_drain").map(|_| {
             "[machine.shutdown_drain] was dropped: delete_instances_on_shutdown of each entry replaces it".to_owned()
         });

@@ -1,36 +1,15 @@
 //! Saves of config.toml on a full disk, without permission, or on a mounted file: the file stays complete, and the error names the cause.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use muster_config::HostFacts;
 use muster_config::edit::{ConfigFile, EditError, lock_for_manager};
+use muster_test_prerequisites::run_with_mounts;
 use toml_edit::Table;
 
-/// Environment variable of the process inside of a mount namespace: the directory with the file.
+/// Environment variable of the process inside of a user namespace.
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
-
-/// Runs the calling test again in separate namespaces, after a shell has run `mount` there with the directory as `$1`.
-fn rerun_in_namespaces(test: &str, mount: &str) {
-    if !muster_test_prerequisites::mounts() {
-        return;
-    }
-    let home = tempfile::tempdir().unwrap();
-    let script = format!("{{ {mount}; }} || exit 99; exec \"$0\" --exact {test} --nocapture");
-    let mut command = Command::new("unshare");
-    command
-        .args(["-rm", "sh", "-c", &script])
-        .arg(std::env::current_exe().unwrap())
-        .arg(home.path())
-        .env(INSIDE, home.path());
-    let output = command.output().unwrap();
-    let log = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && log.contains("1 passed"), "{log}");
-}
-
-fn directory() -> Option<PathBuf> {
-    std::env::var_os(INSIDE).map(PathBuf::from)
-}
 
 fn names(directory: &Path) -> Vec<String> {
     let mut names: Vec<_> =
@@ -48,12 +27,8 @@ fn entry() -> Table {
 
 #[test]
 fn full_disk_leaves_old_file_with_error() {
-    let Some(directory) = directory() else {
-        return rerun_in_namespaces(
-            "disk::full_disk_leaves_old_file_with_error",
-            "mount -t tmpfs -o size=32k none \"$1\"",
-        );
-    };
+    let mount = "mount -t tmpfs -o size=32k none \"$1\"";
+    let Some(directory) = run_with_mounts("disk::full_disk_leaves_old_file_with_error", mount) else { return };
     let path = directory.join("config.toml");
     let old = format!("concurrent = 4 # {}\n", "x".repeat(12_000));
     std::fs::write(&path, &old).unwrap();
@@ -67,11 +42,9 @@ fn full_disk_leaves_old_file_with_error() {
 
 #[test]
 fn read_only_file_system_still_lets_manager_run() {
-    let Some(directory) = directory() else {
-        let mount =
-            "mount -t tmpfs none \"$1\" && echo 'concurrent = 4' > \"$1/config.toml\" && mount -o remount,ro \"$1\"";
-        return rerun_in_namespaces("disk::read_only_file_system_still_lets_manager_run", mount);
-    };
+    let mount =
+        "mount -t tmpfs none \"$1\" && echo 'concurrent = 4' > \"$1/config.toml\" && mount -o remount,ro \"$1\"";
+    let Some(directory) = run_with_mounts("disk::read_only_file_system_still_lets_manager_run", mount) else { return };
     let path = directory.join("config.toml");
     let error = ConfigFile::open(&path).unwrap_err();
     assert!(error.to_string().contains("read-only"), "{error}");
@@ -86,10 +59,8 @@ fn read_only_file_system_still_lets_manager_run() {
 /// Container engines mount the file like this for `-v config.toml:/etc/gitlab-runner/config.toml`: it cannot be replaced.
 #[test]
 fn mounted_file_is_written_in_place() {
-    let Some(directory) = directory() else {
-        let mount = "echo 'concurrent = 4 # kept' > \"$1/real\" && touch \"$1/config.toml\" && mount --bind \"$1/real\" \"$1/config.toml\"";
-        return rerun_in_namespaces("disk::mounted_file_is_written_in_place", mount);
-    };
+    let mount = "echo 'concurrent = 4 # kept' > \"$1/real\" && touch \"$1/config.toml\" && mount --bind \"$1/real\" \"$1/config.toml\"";
+    let Some(directory) = run_with_mounts("disk::mounted_file_is_written_in_place", mount) else { return };
     let path = directory.join("config.toml");
     let mut file = ConfigFile::open(&path).unwrap();
     file.add_runner(entry());
@@ -102,13 +73,13 @@ fn mounted_file_is_written_in_place() {
 #[test]
 fn unwritable_directory_is_reported() {
     let home = tempfile::tempdir().unwrap();
-    if rustix::process::geteuid().is_root() && directory().is_none() {
+    if rustix::process::geteuid().is_root() && std::env::var_os(INSIDE).is_none() {
         // Root may write everywhere, but not in a user namespace that maps it to nobody.
         if !muster_test_prerequisites::namespaces() {
             return;
         }
         let mut command = Command::new("unshare");
-        command.arg("--user").arg(std::env::current_exe().unwrap()).env(INSIDE, home.path());
+        command.arg("--user").arg(std::env::current_exe().unwrap()).env(INSIDE, "1");
         let output = command.args(["--exact", "disk::unwritable_directory_is_reported"]).output();
         let output = output.unwrap();
         let log = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

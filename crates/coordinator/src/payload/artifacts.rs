@@ -1,5 +1,6 @@
 //! The artifacts of a payload: what the runner uploads after a job.
 
+use muster_job::report_format;
 use muster_pipeline::model::{Artifacts, ScriptWork};
 use muster_runner_api::payload::Artifact;
 
@@ -36,29 +37,4 @@ fn report(kind: &str, paths: &[String], artifacts: &Artifacts) -> Artifact {
         expire_in: artifacts.expire_in.clone().unwrap_or_default(),
         ..Artifact::default()
     }
-}
-
-/// Returns the format and the default file name of a report.
-fn report_format(kind: &str) -> (&'static str, String) {
-    let (format, name) = match kind {
-        "junit" => ("gzip", "junit.xml"),
-        "dotenv" => ("gzip", ".env"),
-        "cobertura" => ("gzip", "cobertura-coverage.xml"),
-        "jacoco" => ("gzip", "jacoco-coverage.xml"),
-        "metrics" => ("gzip", "metrics.txt"),
-        "cyclonedx" => ("gzip", "gl-sbom.cdx.json"),
-        "annotations" => ("gzip", "gl-annotations.json"),
-        "repository_xray" => ("gzip", "gl-repository-xray.json"),
-        "lsif" => ("zip", "lsif.json"),
-        "codequality" => ("raw", "gl-code-quality-report.json"),
-        "accessibility" => ("raw", "gl-accessibility.json"),
-        "browser_performance" => ("raw", "browser-performance.json"),
-        "load_performance" => ("raw", "load-performance.json"),
-        "terraform" => ("raw", "tfplan.json"),
-        "requirements" => ("raw", "requirements.json"),
-        "coverage_fuzzing" => ("raw", "gl-coverage-fuzzing.json"),
-        // All other reports are from security scanners.
-        _ => return ("raw", format!("gl-{}-report.json", kind.replace('_', "-"))),
-    };
-    (format, name.to_owned())
 }

@@ -91,7 +91,7 @@ async fn second_request_uses_grpc_and_the_job_is_reported_over_http() {
 }
 
 #[tokio::test]
-async fn job_of_a_lost_grpc_response_is_assigned_again() {
+async fn same_key_gets_the_job_of_a_lost_grpc_response_over_http() {
     let server = Server::start().await;
     server.relay.set_http2(Http2::LoseResponse);
     server.harness.create(vec![vec![job("a"), job("b")]]).await;

@@ -3,7 +3,6 @@
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,37 +183,17 @@ async fn secrets_are_readable_by_their_owner_only() {
     }
 }
 
-/// Environment variable with the mount point. It is set in the process that has its own small file system.
-const SMALL_DISK: &str = "MUSTER_TEST_SMALL_DISK";
-
-/// Runs a test of this binary again with a file system of 2 MiB in its own mount namespace, if this machine allows that.
-fn on_a_small_disk(test: &str) {
-    if !muster_test_prerequisites::mounts() {
-        return;
-    }
-    let dir = tempfile::tempdir().expect("failed to create a directory");
-    let script = format!("mount -t tmpfs -o size=2m tmpfs '{}' || exit 77; exec \"$0\" \"$@\"", dir.path().display());
-    let status = Command::new("unshare")
-        .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])
-        .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(SMALL_DISK, dir.path())
-        .status();
-    assert!(status.as_ref().is_ok_and(|status| status.success()), "{test} on a small disk: {status:?}");
-}
-
 #[test]
 fn full_disk_pauses_assignments_and_loses_nothing() {
-    let Some(dir) = std::env::var_os(SMALL_DISK) else {
-        on_a_small_disk("store::full_disk_pauses_assignments_and_loses_nothing");
-        return;
-    };
+    let test = "store::full_disk_pauses_assignments_and_loses_nothing";
+    let script = "mount -t tmpfs -o size=2m tmpfs \"$1\"";
+    let Some(dir) = muster_test_prerequisites::run_with_mounts(test, script) else { return };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("failed to create a runtime");
-    runtime.block_on(full_disk(Path::new(&dir)));
+    runtime.block_on(full_disk(&dir));
 }
 
 async fn full_disk(dir: &Path) {

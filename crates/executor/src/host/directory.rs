@@ -181,7 +181,9 @@ mod tests {
 
     use super::*;
 
-    /// Returns a temporary directory with a root-owned directory and one that belongs to `nobody`. `None` for other users than root.
+    /// Returns a temporary directory that contains a directory of root and a directory of `nobody`, and the owner of the latter.
+    ///
+    /// Returns `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {
         if !geteuid().is_root() {
             muster_test_prerequisites::missing("only root can give directories away");

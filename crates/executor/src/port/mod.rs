@@ -25,7 +25,7 @@ pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HEL
 /// Provides execution environments of one kind.
 #[async_trait]
 pub trait Executor: Send + Sync + 'static {
-    /// Returns a receiver of the maximum number of jobs, which is notified of changes.
+    /// Returns a receiver for the maximum number of jobs. The receiver is notified when the number changes.
     ///
     /// The number includes jobs that wait for a lease. The manager requests no more jobs than this.
     fn capacity(&self) -> watch::Receiver<Capacity>;

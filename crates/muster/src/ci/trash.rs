@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::state::{create_private, directory_size};
 
-/// Extension of a directory that could not be deleted, and that was reported.
+/// Extension of a directory that could not be deleted and was already reported.
 const REPORTED: &str = "reported";
 
 /// A directory for directories that are being deleted.
@@ -47,7 +47,7 @@ impl Trash {
 
     /// Deletes the content of the trash as [`Trash::empty`] does, but reports each directory only once.
     ///
-    /// Later calls, also by other processes, do not report the directory again.
+    /// Later calls do not report the directory again, even in other processes.
     pub(super) fn empty_and_report_once(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) {
         for entry in self.entries() {
             let is_reported = entry.extension().is_some_and(|extension| extension == REPORTED);
@@ -99,38 +99,21 @@ pub(super) fn remove_as_much_as_possible(directory: &Path, on_error: &mut dyn Fn
 mod tests {
     use super::*;
 
-    const MOUNTED: &str = "MUSTER_TEST_MOUNTED_TRASH";
-
     /// A mount point cannot be deleted, not even by root.
     #[test]
     fn directory_that_cannot_be_deleted_is_reported_once() {
-        if let Some(directory) = std::env::var_os(MOUNTED).map(PathBuf::from) {
-            let trash = Trash::new(directory.clone());
-            let mut reported = Vec::new();
-            for _ in 0..2 {
-                trash.empty_and_report_once(&mut |path, _| reported.push(path.to_owned()));
-            }
-            assert_eq!(reported, [directory.join("old.reported/mounted")]);
-            assert!(reported[0].is_dir() && !directory.join("other").exists());
-            let mut count = 0;
-            trash.empty(&mut |_, _| count += 1);
-            assert_eq!(count, 1, "`muster ci clean` reports it each time");
-            return;
+        let test = "ci::trash::tests::directory_that_cannot_be_deleted_is_reported_once";
+        let script = "mkdir -p \"$1/old/mounted\" \"$1/other/inner\" && mount -t tmpfs tmpfs \"$1/old/mounted\"";
+        let Some(directory) = muster_test_prerequisites::run_with_mounts(test, script) else { return };
+        let trash = Trash::new(directory.clone());
+        let mut reported = Vec::new();
+        for _ in 0..2 {
+            trash.empty_and_report_once(&mut |path, _| reported.push(path.to_owned()));
         }
-        if !muster_test_prerequisites::mounts() {
-            return;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        for name in ["old/mounted", "other/inner"] {
-            fs::create_dir_all(directory.path().join(name)).unwrap();
-        }
-        let script = "mount -t tmpfs tmpfs \"$MUSTER_TEST_MOUNTED_TRASH/old/mounted\" && exec \"$0\" \"$@\"";
-        let status = std::process::Command::new("unshare")
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "ci::trash::tests::directory_that_cannot_be_deleted_is_reported_once", "--nocapture"])
-            .env(MOUNTED, directory.path())
-            .status();
-        assert!(status.unwrap().success());
+        assert_eq!(reported, [directory.join("old.reported/mounted")]);
+        assert!(reported[0].is_dir() && !directory.join("other").exists());
+        let mut count = 0;
+        trash.empty(&mut |_, _| count += 1);
+        assert_eq!(count, 1, "`muster ci clean` reports it each time");
     }
 }

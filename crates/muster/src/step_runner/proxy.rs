@@ -163,15 +163,17 @@ async fn bridge(stream: TlsStream<TcpStream>) -> ExitCode {
     let (mut from_server, mut to_server) = tokio::io::split(stream);
     let (mut input, mut output) = (tokio::io::stdin(), tokio::io::stdout());
     let ended = tokio::select! {
-        _ = tokio::io::copy(&mut input, &mut to_server) => return ExitCode::SUCCESS,
+        // The server's reason for the end comes first: a write to the closed connection fails at the same time, without a reason.
+        biased;
         ended = tokio::io::copy(&mut from_server, &mut output) => ended,
+        _ = tokio::io::copy(&mut input, &mut to_server) => return ExitCode::SUCCESS,
     };
     match ended {
         // With TLS 1.3, a server rejects the certificate of a client after the handshake of the client.
         Err(error) if error.kind() == ErrorKind::InvalidData => {
             super::fail(format!("the server ended the connection: {error}; {}", remedy(&error)))
         }
-        // However the connection ends, its end is not an error of the proxy.
+        // Any other end of the connection is not an error of the proxy.
         _ => ExitCode::SUCCESS,
     }
 }

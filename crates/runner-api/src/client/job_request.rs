@@ -41,7 +41,7 @@ impl Client {
     /// # Errors
     /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
     ///
-    /// If only ID and token can be read, also from an incomplete response, the call returns a job with the reason why
+    /// If only ID and token can be read, even if the response is incomplete, the call returns a job with the reason why
     /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;

@@ -16,15 +16,15 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 /// What happens to HTTP/2 connections. HTTP/1.1 connections are always forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Http2 {
-    /// They are forwarded.
+    /// Connections are forwarded.
     Forward,
-    /// They are answered like an invalid HTTP/1.1 request, as by a proxy without HTTP/2.
+    /// Each connection gets the response to an invalid HTTP/1.1 request, as from a proxy without HTTP/2.
     Reject,
-    /// They are accepted, and nothing is answered.
+    /// Connections are accepted, and get no response.
     Ignore,
-    /// The coordinator gets the requests. When it answers, both connections are closed, and the answer is lost.
+    /// The coordinator gets the requests. Its response is dropped, and both connections are closed.
     LoseResponse,
-    /// The coordinator gets the requests. What it answers is lost, and the connections stay open.
+    /// The coordinator gets the requests. Its responses are dropped, and both connections stay open.
     DiscardResponse,
 }
 

@@ -190,9 +190,7 @@ impl<J: Job> Engine<J> {
             return builtin.run(&self.job, stop).await;
         }
         self.job.wait_until_user_code_may_run(stop).await?;
-        let is_step_file = matches!(step.call, Call::StepFile(_));
-        let mut user_steps =
-            UserSteps::new(&self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
+        let mut user_steps = UserSteps::new(&self.job, stop, step).map_err(|error| Failure::Step(error.to_string()))?;
         let is_by_operator = step.is_by_operator();
         user_steps.policy = self.job.step_policy().filter(|_| !is_by_operator);
         // The lock file in the job's repository does not apply to steps of the operator.
@@ -215,7 +213,7 @@ impl<J: Job> Engine<J> {
                     ))
                 })?;
                 if step.is_by_author() {
-                    replaced_steps::set_environment_of_script(&mut user_steps, &*self.job);
+                    user_steps.environment = self.job.step_environment().into();
                 }
                 Box::pin(replaced_steps::run(&mut user_steps, &step.name, replacement, offer, nodes)).await
             }
@@ -233,7 +231,7 @@ impl<J: Job> Engine<J> {
         let outputs = result.map_err(|error| {
             let failure = user_steps.failure(&error);
             match &step.call {
-                // The failure of a script is the result of the job, whoever runs it.
+                // A failure of the script is the result of the job, even if the operator's step runs the script.
                 Call::Replaced(_, Replacement { builtin, step: reference, .. }) if !step.is_by_author() => {
                     failure.in_replacement(builtin, reference)
                 }

@@ -64,8 +64,8 @@ impl Target {
                 name => Err(ReferenceError::Bundled(name.to_owned())),
             };
         }
-        // A list calls these steps with their own small inputs. It must not call the other steps of a job's plan, whose inputs are not
-        // checked.
+        // For these steps, the inputs of a call only select from what the job declares. A list must not call the other steps of a job's plan,
+        // whose inputs are not checked.
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
             return match name {
                 name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),

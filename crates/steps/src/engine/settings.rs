@@ -1,4 +1,6 @@
 //! Settings of steps. A variable of the job takes precedence over an environment variable of the same name.
+//!
+//! The operator's steps have fixed settings. The author of the job also controls the environment of an agent in a container, with the image.
 
 use crate::expression::Dialect;
 
@@ -30,6 +32,9 @@ pub enum SettingError {
 }
 
 impl Settings {
+    /// Settings of the operator's steps. The author of the job must neither change how these steps are read, nor get a file with their results.
+    pub(super) const OF_OPERATOR: Self = Self { log_level: "info", is_debug: false, dialect: Dialect::Current };
+
     /// Reads the settings. `lookup` returns the value of a variable.
     ///
     /// # Errors

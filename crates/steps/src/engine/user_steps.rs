@@ -28,6 +28,7 @@ use super::remote_steps::RemoteSteps;
 use super::results::{OnResults, StepResult};
 use super::settings::{LOG_LEVEL, SettingError, Settings};
 use super::{Job, RETRY_BACKOFF};
+use crate::builtin::{Call, Step};
 use crate::bundled::BundledSteps;
 use crate::definition::{StepFile, parse_run_list};
 use crate::disk::DiskError;
@@ -167,7 +168,7 @@ pub(super) struct UserSteps<'a> {
     pub(super) grace: Duration,
     /// Lowest layer of the processes' environment.
     pub(super) environment: Arc<[(OsString, OsString)]>,
-    /// Inputs for the steps of the list itself, as far as they declare them. Empty unless the list replaces a built-in step.
+    /// Inputs that each step of the list gets if its step file declares them. Empty unless the list replaces a built-in step.
     pub(super) offered: Arc<Map<String, Value>>,
     /// Variables of the job, for expressions.
     pub(super) variables: Arc<Map<String, Value>>,
@@ -251,19 +252,20 @@ pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024 * 1024;
 pub(super) const MAX_DEPTH: usize = 32;
 
 impl<'a> UserSteps<'a> {
-    /// Returns the state for a `run:` list of the job. Its steps end when `stop` is stopped.
+    /// Returns the state for the steps that `step` calls. They end when `stop` is stopped.
     ///
     /// # Errors
     /// A setting is invalid.
-    pub(super) fn new<J: Job>(job: &'a Arc<J>, stop: &'a StopToken, is_step_file: bool) -> Result<Self, SettingError> {
+    pub(super) fn new<J: Job>(job: &'a Arc<J>, stop: &'a StopToken, step: &Step<J>) -> Result<Self, SettingError> {
         let processes = job.processes();
         let mut environment = processes.environment().to_vec();
         let variables = job.values();
-        let settings = Settings::read(|name| {
+        let lookup = |name: &str| {
             let variable = variables.get(name).and_then(Value::as_str).map(str::to_owned);
             let inherited = || environment.iter().rev().find(|(key, _)| key == name)?.1.to_str().map(str::to_owned);
             variable.or_else(inherited)
-        })?;
+        };
+        let settings = if step.is_by_operator() { Settings::OF_OPERATOR } else { Settings::read(lookup)? };
         environment.push((LOG_LEVEL.into(), settings.log_level.into()));
         Ok(Self {
             offered: Arc::default(),
@@ -280,7 +282,7 @@ impl<'a> UserSteps<'a> {
             image: job.image(),
             temp_dir: job.temp_dir(),
             exports: Arc::default(),
-            is_step_file,
+            is_step_file: matches!(step.call, Call::StepFile(_)),
             on_results: job.on_results(),
             recorded_calls: RecordedCalls::None,
             record_bytes_left: Arc::new(MAX_RECORD_BYTES.into()),
@@ -342,7 +344,7 @@ impl<'a> UserSteps<'a> {
     }
 
     /// Returns the state for steps that run at the same time as others, with a separate log. From now on, neither sees the exports of the other.
-    /// Their traffic cannot be told apart, so it counts for the step around them.
+    /// The kernel cannot count their traffic separately, so it counts for the step around them.
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }

@@ -66,7 +66,7 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Returns the names of the flags with another value than their default.
+    /// Returns the names of the flags whose value is not the default.
     pub(super) fn set(&self) -> Vec<&'static str> {
         let all = [
             ("--tag-list", !self.tag_list.is_empty()),

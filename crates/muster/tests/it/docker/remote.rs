@@ -45,7 +45,7 @@ impl Remote {
         vec![tls, ssh]
     }
 
-    /// Returns a job whose objects have this name and the name of the transport.
+    /// Returns a job. The names of its objects contain `name` and the transport.
     fn job(&self, name: &str) -> DockerContainer {
         job(&self.name(name))
     }

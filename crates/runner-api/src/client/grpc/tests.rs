@@ -7,7 +7,7 @@ use muster_job::JobId;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::client::{Client, ClientError, JobOffer, Progress};
+use crate::client::{Client, ClientError, ConnectionAge, JobOffer, Progress, TlsFiles};
 use crate::payload::JobPayload;
 use crate::test_support::{Call, Fault, Http2, MemoryCoordinator, RUNNER_TOKEN, Relay, Served, serve};
 use crate::wire::JobRequest;
@@ -109,6 +109,19 @@ async fn requests_have_the_same_results_over_both_transports() {
     check_contract(http).await;
     let grpc = Setup::over_grpc(Duration::from_millis(50)).await;
     assert_eq!(check_contract(grpc).await, 1, "all requests share one HTTP/2 connection");
+}
+
+#[tokio::test]
+async fn connections_of_grpc_are_reused_up_to_their_max_age() {
+    let expired = ConnectionAge::UpTo(Duration::from_nanos(1));
+    for (age, connections) in [(ConnectionAge::Any, 1), (expired, 2), (ConnectionAge::NoReuse, 2)] {
+        let mut setup = Setup::over_http(Duration::from_millis(50)).await;
+        setup.client = Client::with_max_connection_age(&setup.relay.url, &TlsFiles::default(), age).unwrap();
+        for key in ["over HTTP", "a", "b"] {
+            assert!(setup.request(key).await.unwrap().job.is_none());
+        }
+        assert_eq!(setup.relay.http2_connections(), connections, "{age:?}");
+    }
 }
 
 #[tokio::test]

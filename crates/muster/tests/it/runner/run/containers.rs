@@ -40,13 +40,14 @@ impl Harness {
     }
 }
 
-/// Returns the names of the engine's containers and networks that belong to the first job.
-fn objects_left(engine: &DockerEngine) -> String {
+/// Returns the names of the engine's containers and networks that belong to the project. Tests share the engine, so each has its own project.
+fn objects_left(engine: &DockerEngine, project: i64) -> String {
+    let (names, network) = (format!("-project-{project}-"), format!("-{project}-0-{project}"));
     let lists = ["/containers/json?all=1", "/networks"].map(|path| engine.call("GET", path, &[]).1);
     let names = lists
         .iter()
         .flat_map(|list| list.split('"'))
-        .filter(|text| text.contains("-project-1-") || text.ends_with("-1-0-1"));
+        .filter(|text| text.contains(&names) || text.ends_with(&network));
     names.collect::<Vec<_>>().join(" ")
 }
 
@@ -80,7 +81,7 @@ async fn job_with_image_and_service_runs_in_containers() {
     }
     let position = |text: &str| trace.find(text).unwrap_or_else(|| panic!("{text} is missing in {trace}"));
     assert!(position("section_end:") < position("Preparing environment"), "{trace}");
-    assert_eq!(objects_left(engine), "", "objects of the job are left");
+    assert_eq!(objects_left(engine, 1), "", "objects of the job are left");
     // With the strategy `none`, the volume of the checkout is removed with its job.
     let same_project = json!({ "image": { "name": IMAGE }, "job_info": { "name": "test", "project_id": 1 } });
     harness.push_container(2, &["cat ../kept"], &same_project);
@@ -125,17 +126,17 @@ async fn services_are_steps_that_the_step_policy_can_deny() {
     let Some(engine) = harness.configure_docker(&settings) else { return };
     let run = harness.run();
     let image = json!({ "name": IMAGE });
-    harness.push_container(1, &["echo runs"], &json!({ "image": image, "services": [image] }));
-    let refused = harness.wait_for_end(0, 1).await;
+    harness.push_container(5, &["echo runs"], &json!({ "image": image, "services": [image] }));
+    let refused = harness.wait_for_end(0, 5).await;
     let text = refused.text();
     let step =
         format!("step \"service {IMAGE}\": the step policy of the runner does not allow `builtin:docker/service`");
     assert!(text.contains(&step) && text.contains("policy.toml:2 (no services)"), "{text}");
     assert!(!text.contains("Starting service") && !text.contains("\nruns\n"), "{text}");
     assert_eq!(refused.updates.last().unwrap().failure_reason.as_deref(), Some("runner_configuration_error"), "{text}");
-    assert_eq!(objects_left(engine), "");
-    harness.push_container(2, &["echo runs"], &json!({ "image": image }));
-    let job = harness.wait_for_end(0, 2).await;
+    assert_eq!(objects_left(engine, 5), "");
+    harness.push_container(6, &["echo runs"], &json!({ "image": image }));
+    let job = harness.wait_for_end(0, 6).await;
     assert!(job.text().contains("\nruns\n") && job.text().contains("Job succeeded"), "{}", job.text());
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);

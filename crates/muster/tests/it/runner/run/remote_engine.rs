@@ -11,7 +11,7 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
-/// Runs two jobs at the engine, of which the second one uses the cache and the artifacts of the first one.
+/// Runs two jobs at the engine. The second job uses the cache and the artifacts of the first job.
 ///
 /// `connect` returns the keys of `[runners.docker]` for the connection.
 async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harness) -> String) {

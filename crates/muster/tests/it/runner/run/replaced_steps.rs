@@ -10,108 +10,80 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
-/// Step in place of the checkout: fetches and checks out the commit.
-const CHECKOUT: &str = r#"spec:
-  inputs:
-    url: {type: string}
-    sha: {type: string}
-    refspecs: {type: array}
----
-env:
-  URL: ${{ inputs.url }}
-  REFSPECS: ${{ inputs.refspecs }}
-exec:
-  command:
-    - python3
-    - -c
-    - |
-      import json, os, subprocess, sys
-      git = lambda *args: subprocess.run(["git", *args], check=True)
-      git("init", "-q")
-      git("fetch", "-q", os.environ["URL"], *json.loads(os.environ["REFSPECS"]))
-      git("checkout", "-q", sys.argv[1])
-      print("checked out by the operator from", os.environ["URL"])
-    - ${{ inputs.sha }}
-"#;
+/// Inputs and Python program of the step in place of the checkout. It fetches and checks out the commit.
+const CHECKOUT: (&str, &str) = (
+    "url: string, sha: string, refspecs: array",
+    r#"
+import json, os, subprocess
+git = lambda *args: subprocess.run(["git", *args], check=True)
+git("init", "-q")
+git("fetch", "-q", os.environ["URL"], *json.loads(os.environ["REFSPECS"]))
+git("checkout", "-q", os.environ["SHA"])
+print("checked out by the operator from", os.environ["URL"])
+"#,
+);
 
 /// Step in place of both cache steps. It keeps the caches in a store that the runner does not know.
-const CACHE: &str = r#"spec:
-  inputs:
-    caches: {type: array}
-    store: {type: string}
-    action: {type: string}
----
-env:
-  CACHES: ${{ inputs.caches }}
-exec:
-  command:
-    - python3
-    - -c
-    - |
-      import json, os, shutil, sys
-      store, action = sys.argv[1:]
-      for cache in json.loads(os.environ["CACHES"]):
-          kept = os.path.join(store, cache["name"])
-          for path in cache["paths"]:
-              source, target = (kept, path) if action == "restore" else (path, kept)
-              if os.path.exists(source):
-                  shutil.copytree(source, target, dirs_exist_ok=True)
-                  print(action, cache["name"])
-    - ${{ inputs.store }}
-    - ${{ inputs.action }}
-"#;
+const CACHE: (&str, &str) = (
+    "caches: array, store: string, action: string",
+    r#"
+import json, os, shutil
+action = os.environ["ACTION"]
+for cache in json.loads(os.environ["CACHES"]):
+    kept = os.path.join(os.environ["STORE"], cache["name"])
+    for path in cache["paths"]:
+        source, target = (kept, path) if action == "restore" else (path, kept)
+        if os.path.exists(source):
+            shutil.copytree(source, target, dirs_exist_ok=True)
+            print(action, cache["name"])
+"#,
+);
 
 /// Step in place of the upload of artifacts.
-const UPLOAD: &str = r#"spec:
-  inputs:
-    artifacts: {type: array}
-    url: {type: string}
-    token: {type: string}
----
-env:
-  ARTIFACTS: ${{ inputs.artifacts }}
-  TOKEN: ${{ inputs.token }}
-exec:
-  command:
-    - python3
-    - -c
-    - |
-      import glob, io, json, os, sys, urllib.parse, urllib.request, zipfile
-      for artifact in json.loads(os.environ["ARTIFACTS"]):
-          content = io.BytesIO()
-          with zipfile.ZipFile(content, "w") as archive:
-              for pattern in artifact["paths"]:
-                  for path in glob.glob(pattern + "/**", recursive=True) if os.path.isdir(pattern) else glob.glob(pattern):
-                      archive.write(path)
-              archive.writestr("packed-by", "the operator")
-          head = '--x\r\nContent-Disposition: form-data; name="file"; filename="%s.zip"\r\n\r\n' % artifact["name"]
-          body = head.encode() + content.getvalue() + b"\r\n--x--\r\n"
-          query = {"artifact_type": artifact["type"], "artifact_format": artifact["format"], "expire_in": artifact["expire_in"]}
-          query = urllib.parse.urlencode({name: value for name, value in query.items() if value})
-          headers = {"JOB-TOKEN": os.environ["TOKEN"], "Content-Type": "multipart/form-data; boundary=x"}
-          request = urllib.request.Request(sys.argv[1] + "?" + query, data=body, headers=headers, method="POST")
-          print("uploaded with", os.environ["TOKEN"], urllib.request.urlopen(request).status)
-    - ${{ inputs.url }}
-"#;
+const UPLOAD: (&str, &str) = (
+    "artifacts: array, url: string, token: string",
+    r#"
+import glob, io, json, os, urllib.parse, urllib.request, zipfile
+for artifact in json.loads(os.environ["ARTIFACTS"]):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for pattern in artifact["paths"]:
+            for path in glob.glob(pattern + "/**", recursive=True) if os.path.isdir(pattern) else glob.glob(pattern):
+                archive.write(path)
+        archive.writestr("packed-by", "the operator")
+    head = '--x\r\nContent-Disposition: form-data; name="file"; filename="%s.zip"\r\n\r\n' % artifact["name"]
+    body = head.encode() + content.getvalue() + b"\r\n--x--\r\n"
+    query = {"artifact_type": artifact["type"], "artifact_format": artifact["format"], "expire_in": artifact["expire_in"]}
+    query = urllib.parse.urlencode({name: value for name, value in query.items() if value})
+    headers = {"JOB-TOKEN": os.environ["TOKEN"], "Content-Type": "multipart/form-data; boundary=x"}
+    request = urllib.request.Request(os.environ["URL"] + "?" + query, data=body, headers=headers, method="POST")
+    print("uploaded with", os.environ["TOKEN"], urllib.request.urlopen(request).status)
+"#,
+);
 
 /// Step in place of the download of artifacts.
-const DOWNLOAD: &str = r#"spec:
-  inputs:
-    artifacts: {type: array}
----
-env:
-  ARTIFACTS: ${{ inputs.artifacts }}
-exec:
-  command:
-    - python3
-    - -c
-    - |
-      import io, json, os, urllib.request, zipfile
-      for artifact in json.loads(os.environ["ARTIFACTS"]):
-          request = urllib.request.Request(artifact["url"], headers={"JOB-TOKEN": artifact["token"]})
-          zipfile.ZipFile(io.BytesIO(urllib.request.urlopen(request).read())).extractall()
-          print("downloaded from", artifact["name"])
-"#;
+const DOWNLOAD: (&str, &str) = (
+    "artifacts: array",
+    r#"
+import io, json, os, urllib.request, zipfile
+for artifact in json.loads(os.environ["ARTIFACTS"]):
+    request = urllib.request.Request(artifact["url"], headers={"JOB-TOKEN": artifact["token"]})
+    zipfile.ZipFile(io.BytesIO(urllib.request.urlopen(request).read())).extractall()
+    print("downloaded from", artifact["name"])
+"#,
+);
+
+/// Returns a step file with these inputs, which the Python program reads from variables in capital letters.
+fn python_step((inputs, program): (&str, &str)) -> String {
+    let (mut spec, mut env) = (serde_json::Map::new(), serde_json::Map::new());
+    for input in inputs.split(", ") {
+        let (name, kind) = input.split_once(": ").unwrap();
+        spec.insert(name.to_owned(), json!({ "type": kind }));
+        env.insert(name.to_uppercase(), json!(format!("${{{{ inputs.{name} }}}}")));
+    }
+    let (spec, exec) = (json!({ "spec": { "inputs": spec } }), json!({ "command": ["python3", "-c", program] }));
+    format!("{spec}\n---\n{}\n", json!({ "env": env, "exec": exec }))
+}
 
 /// Writes a step outside of the project. Returns the table that puts it in place of a built-in step.
 fn replacement(harness: &Harness, builtin: &str, text: &str, inputs: &str) -> String {
@@ -160,11 +132,11 @@ async fn checkout_cache_and_artifacts_are_replaced_by_configuration() {
     let harness = Harness::start(1).await;
     let store = format!("store = \"{}\"", harness.home.path("store").display());
     let steps = [
-        replacement(&harness, "checkout", CHECKOUT, ""),
-        replacement(&harness, "cache/restore", CACHE, &format!("{store}, action = \"restore\"")),
-        replacement(&harness, "cache/save", CACHE, &format!("{store}, action = \"save\"")),
-        replacement(&harness, "artifacts/upload", UPLOAD, ""),
-        replacement(&harness, "artifacts/download", DOWNLOAD, ""),
+        replacement(&harness, "checkout", &python_step(CHECKOUT), ""),
+        replacement(&harness, "cache/restore", &python_step(CACHE), &format!("{store}, action = \"restore\"")),
+        replacement(&harness, "cache/save", &python_step(CACHE), &format!("{store}, action = \"save\"")),
+        replacement(&harness, "artifacts/upload", &python_step(UPLOAD), ""),
+        replacement(&harness, "artifacts/download", &python_step(DOWNLOAD), ""),
     ];
     harness.configure(&format!("{}{}", harness.entry(0), steps.concat()));
     let _manager = harness.run();
@@ -203,7 +175,7 @@ async fn checkout_cache_and_artifacts_are_replaced_by_configuration() {
 #[tokio::test(flavor = "multi_thread")]
 async fn runner_with_an_unknown_replacement_requests_no_jobs() {
     let harness = Harness::start(1).await;
-    let unknown = replacement(&harness, "checkout", CHECKOUT, "").replace("\"checkout\"", "\"chekout\"");
+    let unknown = replacement(&harness, "checkout", &python_step(CHECKOUT), "").replace("\"checkout\"", "\"chekout\"");
     harness.configure(&format!("{}{unknown}", harness.entry(0)));
     let manager = harness.run();
     manager.wait_for_log("`chekout` is not a built-in step that can be replaced", 1).await;
@@ -223,8 +195,8 @@ async fn step_of_a_job_in_a_container_is_replaced_in_the_container() {
     let _manager = harness.run();
     let variables = json!([{ "key": "FF_TIMESTAMPS", "value": "false", "public": true }]);
     let more = json!({ "image": { "name": IMAGE }, "variables": variables });
-    harness.push_container(1, &["cat sources; echo \"script on $(hostname)\""], &more);
-    let job = harness.wait_for_end(0, 1).await;
+    harness.push_container(8, &["cat sources; echo \"script on $(hostname)\""], &more);
+    let job = harness.wait_for_end(0, 8).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     let on = |start: &str| text.lines().find_map(|line| line.strip_prefix(start)).unwrap_or_else(|| panic!("{text}"));

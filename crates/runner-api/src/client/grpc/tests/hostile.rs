@@ -52,7 +52,7 @@ fn grpc(body: impl Into<Body>) -> Response<Body> {
     Response::builder().header("content-type", "application/grpc").body(body.into()).unwrap()
 }
 
-/// Returns a response without a message, as of a proxy that does not forward the call.
+/// Returns an error without a message, like the response of a proxy that does not forward the call.
 fn grpc_error(code: &'static str) -> Response<Body> {
     let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", code);
     response.body(Body::empty()).unwrap()

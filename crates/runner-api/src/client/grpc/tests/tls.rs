@@ -48,7 +48,8 @@ impl Listener for TlsListener {
     }
 }
 
-/// Returns the configuration of a server that requires a client certificate of its own authority, and the files of such a client.
+/// Creates an authority. Returns the configuration of a server that accepts only clients with a certificate of this authority, and the files
+/// of such a client.
 fn mutual_tls(directory: &Path) -> (ServerConfig, TlsFiles) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
