@@ -44,10 +44,8 @@ impl Harness {
 fn objects_left(engine: &DockerEngine, project: i64) -> String {
     let (names, network) = (format!("-project-{project}-"), format!("-{project}-0-{project}"));
     let lists = ["/containers/json?all=1", "/networks"].map(|path| engine.call("GET", path, &[]).1);
-    let names = lists
-        .iter()
-        .flat_map(|list| list.split('"'))
-        .filter(|text| text.contains(&names) || text.ends_with(&network));
+    let names =
+        lists.iter().flat_map(|list| list.split('"')).filter(|text| text.contains(&names) || text.ends_with(&network));
     names.collect::<Vec<_>>().join(" ")
 }
 
