@@ -32,9 +32,12 @@ pub struct LockedStep {
 /// Reason why the lock file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// The text is not a lock file, or the entries cannot be written as TOML.
+    /// The text is not a lock file.
     #[error("failed to parse {LOCK_FILE}: {0}; run `muster step lock` to write it again")]
     Content(String),
+    /// The entries cannot be written as TOML.
+    #[error("failed to write the entries of {LOCK_FILE} as TOML: {0}")]
+    Entries(String),
     /// The file has another format version.
     #[error("{LOCK_FILE}: unsupported format version {0}, expected {FORMAT}; run `muster step lock` to write it again")]
     Format(u32),
@@ -62,11 +65,11 @@ impl StepLock {
     /// Returns the text of the file, with the entries in the order of their sources.
     ///
     /// # Errors
-    /// [`LockError::Content`] if the entries cannot be written as TOML.
+    /// [`LockError::Entries`] if the entries cannot be written as TOML.
     pub fn to_text(&self) -> Result<String, LockError> {
         let mut sorted = self.clone();
         sorted.entries.sort();
-        let text = toml::to_string(&sorted).map_err(|error| LockError::Content(error.to_string()))?;
+        let text = toml::to_string(&sorted).map_err(|error| LockError::Entries(error.to_string()))?;
         Ok(format!("{HEADER}{text}"))
     }
 

@@ -89,6 +89,33 @@ async fn instances_of_removed_runner_are_deleted_after_its_last_job() {
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
+/// Regression test: the manager logged that all instances were deleted, and deleted the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_ledger_of_removed_runner_is_kept() {
+    let idle = "max_instances = 1\n    [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1h\"";
+    let mut harness = Harness::with_instances(1, idle, "").await;
+    wait_until("an instance exists", &harness, || !harness.machines.names().is_empty()).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    let machines = harness.machines.names();
+    let files = std::fs::read_dir(harness.path("state/instances")).unwrap().flatten().map(|file| file.path());
+    let ledgers: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|extension| extension == "ledger")).collect();
+    let [ledger] = ledgers.as_slice() else { panic!("{ledgers:?}") };
+    std::fs::write(ledger, "nonsense\n").unwrap();
+
+    harness.start_manager();
+    wait_until("the ledger is read", &harness, || harness.log().contains("failed to start the scaler")).await;
+    harness.write_config("concurrent = 1\n");
+    harness.signal("HUP");
+    let message = "failed to read the ledger, so the remaining instances are unknown";
+    wait_until("the runner is removed", &harness, || harness.log().contains(message)).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    assert!(!harness.log().contains("all instances deleted"), "{}", harness.log());
+    assert_eq!(harness.machines.names(), machines, "{}", harness.log());
+    assert_eq!(std::fs::read_to_string(ledger).unwrap(), "nonsense\n");
+    harness.machines.kill_all();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn job_survives_missing_plugin_until_configuration_is_reloaded() {
     let mut harness = Harness::with_instances(1, "max_instances = 1", "").await;

@@ -22,7 +22,7 @@ use muster_fleeting::host::{Counts, Meter, PluginSpec};
 use muster_fleeting::model::{ConnectInfo, ConnectorConfig, InstanceId};
 use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
-use muster_taskscaler::driver::{FileLedger, Reservation, Scaler};
+use muster_taskscaler::driver::{FileLedger, LedgerError, Reservation, Scaler};
 use muster_taskscaler::fleet::name_among;
 use muster_taskscaler::ledger::RowKey;
 use muster_taskscaler::types::TaskKey;
@@ -181,7 +181,10 @@ impl InstanceExecutor {
     /// Stops the scaler and its plugins within about `timeout`.
     ///
     /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
-    pub async fn stop(&self, timeout: Duration) -> Vec<String> {
+    ///
+    /// # Errors
+    /// [`LedgerError`] if the scaler never ran, and its ledger cannot be read. The remaining instances are then unknown.
+    pub async fn stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
         remaining
@@ -190,12 +193,15 @@ impl InstanceExecutor {
     /// Stops like [`Self::stop`], for a runner that was removed from the configuration.
     ///
     /// Deletes all instances of the runner, and after the last one the ledger. Returns the IDs of the remaining instances.
-    pub async fn remove_all_and_stop(&self, timeout: Duration) -> Vec<String> {
+    ///
+    /// # Errors
+    /// See [`Self::stop`]. The ledger is then kept.
+    pub async fn remove_all_and_stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
         let remaining = self.shut_down(timeout, true).await;
         // An executor that never got the lock has not read the ledger, so it must not delete it.
         let ledger_lock = self.shared.ledger_lock.lock().take();
         if ledger_lock.is_some()
-            && remaining.is_empty()
+            && remaining.as_ref().is_ok_and(Vec::is_empty)
             && let Err(error) = files::discard(&self.shared.options.ledger)
         {
             tracing::warn!(error = error_chain(&error), "failed to delete the ledger of a removed runner");
@@ -203,7 +209,7 @@ impl InstanceExecutor {
         remaining
     }
 
-    async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Vec<String> {
+    async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Vec<String>, LedgerError> {
         // A scaler that has not started does not know the instances in the ledger, which it must delete.
         if delete_all && self.scaler().is_none() && self.shared.options.ledger.exists() {
             let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
@@ -222,15 +228,14 @@ impl InstanceExecutor {
         self.shared.isolation.wait_idle(timeout / 2).await;
         let timeout = timeout.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
-            return FileLedger::rows(&self.shared.options.ledger)
-                .map_or_else(|_| Vec::new(), |rows| instance_ids(&rows));
+            return FileLedger::rows(&self.shared.options.ledger).map(|rows| instance_ids(&rows));
         };
         if delete_all {
             scaler.delete_all_on_shutdown();
         }
         let timeout =
             if delete_all { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
-        scaler.shutdown(timeout).await.into_iter().map(|instance| instance.id).collect()
+        Ok(scaler.shutdown(timeout).await.into_iter().map(|instance| instance.id).collect())
     }
 }
 

@@ -74,7 +74,8 @@ impl SocketDirectory {
         match lock {
             Ok(lock) => Ok(Self { directory, _lock: lock }),
             Err(error) => {
-                // No host would later remove a directory without a lock. `remove_dir` works even if no more files can be opened.
+                // No host would later remove a directory without a lock. These calls work even if no more files can be opened.
+                let _ = std::fs::remove_file(directory.path().join(LOCK));
                 let _ = std::fs::remove_dir(directory.path());
                 Err(error)
             }

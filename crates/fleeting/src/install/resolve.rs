@@ -126,15 +126,25 @@ pub enum ResolveError {
         /// Suggestion for a likely mistake, formatted to be appended.
         hint: String,
     },
-    /// The files of the installed version have changed, or cannot be verified.
+    /// The files of the installed version have changed.
     #[error("plugin {plugin}: {} differs from what was installed: {changes}; repair it with: muster plugin install {plugin}", executable.display())]
     Changed {
         /// The configured text.
         plugin: String,
         /// Path of the plugin's executable.
         executable: PathBuf,
-        /// The changes, or the reason why the files cannot be verified.
+        /// The changes.
         changes: String,
+    },
+    /// The files of the installed version cannot be verified.
+    #[error("plugin {plugin}: failed to verify {}", executable.display())]
+    Unverified {
+        /// The configured text.
+        plugin: String,
+        /// Path of the plugin's executable.
+        executable: PathBuf,
+        /// Reason, such as a damaged lock file.
+        source: InstallError,
     },
     /// The text is not a valid reference.
     #[error(transparent)]
@@ -207,21 +217,17 @@ pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, 
 /// Checks that the files of an installed version are unchanged.
 /// A version without a lock file entry is not checked.
 fn check_unchanged(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
-    let changed = |changes: String| ResolveError::Changed {
-        plugin: plugin.to_owned(),
-        executable: installed.executable.clone(),
-        changes,
-    };
+    let (named, executable) = (plugin.to_owned(), installed.executable.clone());
     match store.changes(installed) {
         Ok(changes) if changes.is_empty() => Ok(()),
-        Ok(changes) => Err(changed(changes.join("; "))),
+        Ok(changes) => Err(ResolveError::Changed { plugin: named, executable, changes: changes.join("; ") }),
         Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
             tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins; digests are not verified");
             Ok(())
         }
-        Err(error) => Err(changed(error_chain(&error))),
+        Err(source) => Err(ResolveError::Unverified { plugin: named, executable, source }),
     }
 }
 

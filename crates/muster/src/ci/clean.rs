@@ -52,7 +52,7 @@ impl Cleaned {
         // Runs that are being started are not active yet, and would use the caches.
         let lock = match project.lock() {
             Ok(lock) => lock,
-            Err(error) => return self.report(&project.directory, &error),
+            Err(error) => return self.report("lock", &project.directory, &error),
         };
         let mut running = 0;
         for number in project.run_numbers() {
@@ -70,20 +70,20 @@ impl Cleaned {
         self.running += running;
         // Runs can start while the files are being deleted.
         drop(lock);
-        let freed = project.trash().empty(&mut |path, error| self.report(path, error));
+        let freed = project.trash().empty(&mut |path, error| self.report("delete", path, error));
         self.freed += freed;
     }
 
     /// Moves a directory to the trash. Deletes a directory that cannot be moved, such as a mount point.
     fn discard(&mut self, project: &ProjectState, directory: &Path) {
         if project.trash().add(directory).is_err() {
-            let freed = remove_as_much_as_possible(directory, &mut |path, error| self.report(path, error));
+            let freed = remove_as_much_as_possible(directory, &mut |path, error| self.report("delete", path, error));
             self.freed += freed;
         }
     }
 
-    fn report(&mut self, path: &Path, error: &std::io::Error) {
+    fn report(&mut self, action: &str, path: &Path, error: &std::io::Error) {
         self.not_deleted += 1;
-        ui::error(&format!("failed to delete `{}`: {error}", ui::plain(&path.display().to_string())));
+        ui::error(&format!("failed to {action} `{}`: {error}", ui::plain(&path.display().to_string())));
     }
 }

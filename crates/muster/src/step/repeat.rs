@@ -13,7 +13,7 @@ use super::deterministic::{Comparison, compare, compare_outputs};
 use super::local::LocalAgent;
 use super::request::{Pair, StepCall, record_calls, request};
 use super::results::read_tree;
-use super::run::{CommandError, JOB_ID, print_log, report, run_to_end};
+use super::run::{CommandError, JOB_ID, NOT_DETERMINISTIC, print_log, report, run_to_end};
 
 /// Reference of the bundled step that runs a script.
 const SCRIPT: &str = "dist://script";
@@ -107,7 +107,12 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
         let found = compare(&recorded, &work_dir.join(&path), &path);
         differences.extend(found.map_err(|source| RepeatError::Compare { path, recorded, source })?);
     }
-    Ok(report(&Comparison { result, differences }, None)?)
+    // With other parameters than the recorded ones, a difference does not show that the step is not deterministic.
+    let message = match args.inputs.is_empty() && args.env.is_empty() && args.variables.is_empty() {
+        true => NOT_DETERMINISTIC,
+        false => "the result differs from the recorded one",
+    };
+    Ok(report(&Comparison { result, differences }, None, message)?)
 }
 
 /// Returns the outermost steps below a node that have a recorded call and are not built into the agent.

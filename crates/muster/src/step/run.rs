@@ -105,7 +105,7 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
     if !args.verify_deterministic.is_empty() {
         let compared = Box::pin(run_twice(&agent, &args.target, &args.verify_deterministic)).await;
         agent.stop().await;
-        return report(&compared?, args.results.as_deref());
+        return report(&compared?, args.results.as_deref(), NOT_DETERMINISTIC);
     }
     request::record_calls(&mut plan, args.results.is_some());
     let result = run_to_end(&agent, request::request(JOB_ID, &plan, &variables)?, print_log).await;
@@ -113,16 +113,21 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
     finish(&result?, args.results.as_deref())
 }
 
+/// Error message for a step that was run twice with the same parameters, and had different results.
+pub(super) const NOT_DETERMINISTIC: &str = "the step is not deterministic";
+
 /// Writes and prints the result of the later run, and then the differences from the earlier run. Fails if there is a difference.
-pub(super) fn report(compared: &Comparison, results: Option<&Path>) -> Result<ExitCode, CommandError> {
+///
+/// `message` is the error message if there are differences, without their number.
+pub(super) fn report(compared: &Comparison, results: Option<&Path>, message: &str) -> Result<ExitCode, CommandError> {
     let code = finish(&compared.result, results)?;
     for difference in &compared.differences {
         ui::out(&format!("{difference}\n"));
     }
     Ok(match compared.differences.len() {
         0 => code,
-        1 => super::fail("the step is not deterministic: 1 difference"),
-        count => super::fail(format!("the step is not deterministic: {count} differences")),
+        1 => super::fail(format!("{message}: 1 difference")),
+        count => super::fail(format!("{message}: {count} differences")),
     })
 }
 

@@ -7,44 +7,83 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 
 use super::procfs;
 use super::spawn::can_start_in;
 
-/// Number of cgroups that this process has created for itself. Makes their names unique.
+/// Number of cgroups for which this process has chosen a name. Makes the names of one process unique.
 static AGENT_CGROUPS: AtomicU64 = AtomicU64::new(0);
 /// Prefix of the name of an agent's cgroup. The agent's process ID and a number follow.
-pub(super) const AGENT_PREFIX: &str = "muster-agent-";
+const AGENT_PREFIX: &str = "muster-agent-";
+/// Maximum number of names to try. Agents in other PID namespaces can have the same process ID.
+const MAX_NAMES: usize = 1000;
 
 /// Cgroup directory that Muster created.
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup(PathBuf);
 
-impl Cgroup {
-    /// Creates the cgroup of this agent. `None` means that the system does not permit one, or that its kernel is too old.
-    pub(super) fn for_agent() -> Option<Self> {
+/// Cgroup of an agent, beside the cgroups of other agents. It is locked, and agents remove only cgroups that are not locked.
+///
+/// A process ID would not show whether the agent still runs: agents in different PID namespaces can create cgroups in the same directory.
+#[derive(Debug)]
+pub(super) struct AgentCgroup {
+    cgroup: Cgroup,
+    /// The opened and locked directory. The kernel unlocks it when this process ends.
+    _lock: File,
+}
+
+impl AgentCgroup {
+    /// Creates the cgroup that contains the processes of all jobs. `None` means that the system does not permit one, or that its kernel is
+    /// too old.
+    pub(super) fn for_processes() -> Option<Self> {
         let mount = mount_point(&procfs::read("/proc/self/mountinfo").ok()?)?;
         let own_path = procfs::read("/proc/self/cgroup").ok()?;
         let own_path = own_path.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
-        // A process can have several agents. Each needs its own cgroup, because it removes the cgroup when it ends.
-        let number = AGENT_CGROUPS.fetch_add(1, Ordering::Relaxed);
-        let parent = mount.join(own_path);
-        let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
-        fs::create_dir(&path).ok()?;
-        remove_dead_agents(&parent);
-        let cgroup = Self(path);
-        if !cgroup.is_usable() {
-            cgroup.remove();
+        let created = Self::create(&mount.join(own_path)).ok()?;
+        if !created.is_usable() {
+            created.remove();
             return None;
         }
-        Some(cgroup)
+        Some(created)
     }
 
+    /// Creates a cgroup inside the cgroup `parent`, after it has removed the cgroups of agents that no longer run.
+    pub(super) fn create(parent: &Path) -> io::Result<Self> {
+        remove_dead_agents(parent);
+        for _ in 0..MAX_NAMES {
+            let number = AGENT_CGROUPS.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
+            match fs::create_dir(&path).and_then(|()| File::open(&path)) {
+                Ok(directory) => {
+                    // Another agent may have locked or removed the cgroup before this agent locked it.
+                    if directory.try_lock().is_ok() && path.exists() {
+                        return Ok(Self { cgroup: Cgroup(path), _lock: directory });
+                    }
+                    Cgroup(path).remove();
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+            if !parent.exists() {
+                break;
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Deref for AgentCgroup {
+    type Target = Cgroup;
+
+    fn deref(&self) -> &Cgroup {
+        &self.cgroup
+    }
+}
+
+impl Cgroup {
     /// Returns the cgroup at `path`, which may be from an earlier agent. `None` means that there is no cgroup.
     pub(super) fn existing(path: &Path) -> Option<Self> {
         path.join(PROCS_FILE).exists().then(|| Self(path.to_owned()))
@@ -119,12 +158,15 @@ impl Cgroup {
 const PROCS_FILE: &str = "cgroup.procs";
 
 /// Removes the empty cgroups of agents that no longer run.
-pub(super) fn remove_dead_agents(parent: &Path) {
+fn remove_dead_agents(parent: &Path) {
     for path in children(parent) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let pid = name.strip_prefix(AGENT_PREFIX).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));
-        // Only `ESRCH` means that the agent no longer runs. `EPERM` means that it belongs to another user.
-        if pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH)) {
+        if !name.starts_with(AGENT_PREFIX) {
+            continue;
+        }
+        if let Ok(directory) = File::open(&path)
+            && directory.try_lock().is_ok()
+        {
             // The kernel refuses while there are processes in it.
             Cgroup(path).remove();
         }
@@ -173,24 +215,36 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_of_running_agents_are_not_removed() {
+    fn only_cgroups_of_ended_agents_are_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let cgroup_of = |pid: u32| parent.path().join(format!("{AGENT_PREFIX}{pid}-0"));
-        let script = r"printf \\377\\376 >/proc/$$/comm; echo; read line";
-        let mut agent = std::process::Command::new("sh")
-            .args(["-c", script])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        io::Read::read_exact(agent.stdout.as_mut().unwrap(), &mut [0]).unwrap();
-        fs::create_dir(cgroup_of(agent.id())).unwrap();
-        remove_dead_agents(parent.path());
-        let existed_while_running = cgroup_of(agent.id()).exists();
-        agent.kill().unwrap();
-        agent.wait().unwrap();
-        assert!(existed_while_running, "the cgroup of a running agent with a non-UTF-8 name was removed");
-        remove_dead_agents(parent.path());
-        assert!(!cgroup_of(agent.id()).exists());
+        let next = AGENT_CGROUPS.load(Ordering::Relaxed);
+        // An agent with the same process ID in another PID namespace has these names.
+        let names = next..next + 50;
+        let others: Vec<_> = names
+            .map(|number| {
+                let path = parent.path().join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
+                fs::create_dir(&path).unwrap();
+                let directory = File::open(&path).unwrap();
+                directory.lock().unwrap();
+                (path, directory)
+            })
+            .collect();
+        let first = AgentCgroup::create(parent.path()).unwrap();
+        let second = AgentCgroup::create(parent.path()).unwrap();
+        assert!(first.path().exists() && second.path().exists() && first.path() != second.path());
+        assert!(others.iter().all(|(path, _)| path.exists() && path != first.path() && path != second.path()));
+        let ended = first.path().to_owned();
+        drop((first, others));
+        let third = AgentCgroup::create(parent.path()).unwrap();
+        let left: Vec<_> = children(parent.path());
+        assert!(!left.contains(&ended) || third.path() == ended, "{left:?}");
+        assert_eq!(left.len(), 2, "{left:?}");
+        assert!(left.iter().all(|path| path == second.path() || path == third.path()), "{left:?}");
+    }
+
+    #[test]
+    fn agent_gets_no_cgroup_without_its_parent() {
+        let parent = tempfile::tempdir().unwrap();
+        assert_eq!(AgentCgroup::create(&parent.path().join("missing")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

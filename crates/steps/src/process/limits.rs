@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_job::StepLimits;
 
-use super::cgroup::{AGENT_PREFIX, Cgroup, remove_dead_agents};
+use super::cgroup::{AgentCgroup, Cgroup};
 use super::spawn::{Namespaces, Restrictions, can_restrict};
 use super::{Processes, procfs};
 
@@ -28,8 +28,8 @@ use super::{Processes, procfs};
 const CPU_PERIOD_US: u64 = 100_000;
 /// Prefix of the cgroups of rules inside the version 2 cgroup of a job. The names of the cgroups of process sets begin with a number.
 const RULE_PREFIX: &str = "rule-";
-/// Number of limited jobs of this process, and of rules with limits. Makes the names of their cgroups unique.
-static LIMITED_JOBS: AtomicU64 = AtomicU64::new(0);
+/// Number of rules with limits for which this process has created a cgroup. Makes the names unique.
+static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
     /// Rules whose limits apply to the processes that are started now, from the outermost step to the innermost. Not set for processes
@@ -83,7 +83,7 @@ struct Limits {
     /// Version 2 cgroup in which the processes start, inside the cgroup of `outer`. `None` means that the job has none.
     unified: Option<Cgroup>,
     /// Version 1 cgroups that each process joins, in addition to the cgroups of `outer`.
-    joined: Vec<Cgroup>,
+    joined: Vec<AgentCgroup>,
     /// Directory of the cgroup that limits CPU time. `None` means that CPU time is not limited.
     cpu: Option<PathBuf>,
     /// Directory of the cgroup that limits memory. `None` means that memory is not limited.
@@ -98,7 +98,7 @@ impl Limits {
         let parent = outer.as_ref().and_then(|outer| outer.unified.as_ref()).or(job);
         let unified = match (parent, &outer) {
             (Some(parent), Some(_)) if limits_resources => {
-                let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
+                let number = LIMITED_RULES.fetch_add(1, Ordering::Relaxed);
                 parent.child(&format!("{RULE_PREFIX}{number}"))
             }
             (parent, _) => parent.cloned(),
@@ -165,11 +165,10 @@ impl Limits {
             Some(outer) => outer.clone(),
             None => version_1_parent(controller).ok_or(LimitError::NoController(controller))?,
         };
-        remove_dead_agents(&parent);
-        let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("{AGENT_PREFIX}{}-limits-{number}", std::process::id()));
-        fs::create_dir(&path).map_err(|source| LimitError::Cgroup { path: path.clone(), source })?;
-        let cgroup = Cgroup::existing(&path).ok_or(LimitError::NoController(controller))?;
+        let created = AgentCgroup::create(&parent);
+        let cgroup = created.map_err(|source| LimitError::Cgroup { path: parent.clone(), source })?;
+        let path = cgroup.path().to_owned();
+        Cgroup::existing(&path).ok_or(LimitError::NoController(controller))?;
         self.joined.push(cgroup);
         write(&path, version_1)?;
         Ok(path)
@@ -177,7 +176,7 @@ impl Limits {
 
     /// Returns the restrictions that enforce the limits, with the opened files of the cgroups. A process joins the innermost cgroup last.
     fn restrictions(&self) -> io::Result<Restrictions> {
-        let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
+        let open = |cgroup: &AgentCgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
         let mut join = match &self.outer {
             Some(outer) => outer.restrictions()?.join,
             None => Vec::new(),
@@ -212,7 +211,7 @@ impl JobLimits {
 
 impl Drop for Limits {
     fn drop(&mut self) {
-        self.joined.iter().for_each(Cgroup::remove);
+        self.joined.iter().for_each(|cgroup| cgroup.remove());
     }
 }
 

@@ -41,7 +41,7 @@ use rustix::process::{Resource, Rlimit, getrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use cgroup::Cgroup;
+use cgroup::{AgentCgroup, Cgroup};
 use limits::JobLimits;
 pub use limits::{LimitError, limited};
 pub use network::{JobNetwork, Traffic};
@@ -89,7 +89,7 @@ pub type ProcessRecorder = Arc<dyn Fn(&ProcessRecord) -> io::Result<()> + Send +
 #[derive(Debug)]
 pub struct ProcessManager {
     /// Cgroup of the agent, which contains the cgroups of the jobs. `None` means that cgroups are not used.
-    cgroups: Option<Cgroup>,
+    cgroups: Option<AgentCgroup>,
     /// Whether this process is the subreaper: orphaned processes of jobs become its children.
     is_subreaper: bool,
     environment: Vec<(OsString, OsString)>,
@@ -117,7 +117,7 @@ impl ProcessManager {
         let open_files = open_files
             .filter(|files| agent_limit.current.is_none_or(|limit| *files < limit))
             .map(|files| Rlimit { current: Some(files), maximum: agent_limit.maximum });
-        let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
+        let cgroups = if containment == Containment::Cgroups { AgentCgroup::for_processes() } else { None };
         let is_subreaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .inspect_err(|error| {
                 tracing::warn!(%error, "failed to become a subreaper, finding orphaned processes of jobs only by their tag");

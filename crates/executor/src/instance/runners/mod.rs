@@ -19,6 +19,7 @@ use futures::future::{BoxFuture, join_all};
 use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
 use muster_fleeting::host::PluginSpec;
 use muster_job::error_chain;
+use muster_taskscaler::driver::LedgerError;
 use parking_lot::Mutex;
 
 use self::fleet_list::Fleets;
@@ -137,7 +138,7 @@ impl ExecutorKind for InstanceExecutors {
         tracing::info!(runner = name, "runner was removed from the configuration, deleting its instances");
         let removed = async move {
             let remaining = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
-            log_remaining(&name, &remaining, "delete them at the provider, because no manager will");
+            log_stopped(&name, remaining, "delete them at the provider, because no manager will");
             // Keep the owner file if the runner is in the configuration again.
             let state = shared.state.lock();
             if !state.fleets.contains_key(&key) {
@@ -164,7 +165,7 @@ impl ExecutorKind for InstanceExecutors {
         let fleets = std::mem::take(&mut self.0.state.lock().fleets);
         join_all(fleets.into_values().map(|RunnerFleet { fleet, .. }| async move {
             let remaining = fleet.executor.stop(timeout).await;
-            log_remaining(&fleet.runner.name, &remaining, NEXT_START_HINT);
+            log_stopped(&fleet.runner.name, remaining, NEXT_START_HINT);
         }))
         .await;
     }
@@ -266,6 +267,18 @@ pub fn log_remaining_instances(directory: &Path) {
                 "failed to read the ledgers, so the remaining instances are unknown"
             )
         }
+    }
+}
+
+/// Logs the instances that remain after the end of a runner's executor.
+fn log_stopped(runner: &str, remaining: Result<Vec<String>, LedgerError>, hint: &str) {
+    match remaining {
+        Ok(instances) => log_remaining(runner, &instances, hint),
+        Err(error) => tracing::error!(
+            runner,
+            error = error_chain(&error),
+            "failed to read the ledger, so the remaining instances are unknown"
+        ),
     }
 }
 

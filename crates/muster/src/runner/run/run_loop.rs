@@ -172,10 +172,13 @@ impl RunLoop {
                 self.shutdown_phase = ShutdownPhase::Immediate;
                 return Some(self.exit_now(ExitCode::SUCCESS).await);
             }
-            (Signal::Drain | Signal::Abort(_), ShutdownPhase::Aborting(_) | ShutdownPhase::Detaching) => {
+            (Signal::Drain | Signal::Abort(_), phase @ (ShutdownPhase::Aborting(_) | ShutdownPhase::Detaching)) => {
+                let next_start = match phase {
+                    ShutdownPhase::Detaching => "the agent continues the jobs, and the next start resumes them",
+                    _ => "the next start reports the canceled jobs and resumes the others",
+                };
                 tracing::error!(
-                    "second signal, exiting immediately; the next start reports the canceled jobs and resumes the others, and a job \
-                         that the server assigns to a request in flight may be lost"
+                    "second signal, exiting immediately; {next_start}; a job that the server assigns to a request in flight may be lost"
                 );
                 self.shutdown_phase = ShutdownPhase::Immediate;
                 return Some(self.exit_now(ExitCode::FAILURE).await);

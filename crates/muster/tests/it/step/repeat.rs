@@ -46,6 +46,7 @@ fn changed_outputs_and_files_are_reported() {
         &[
             "out differs at byte 10; it has 14 bytes after the first run, and 16 after the second",
             "output \"size\" of step pack is \"14\" in the first run, and \"16\" in the second",
+            "the result differs from the recorded one: 2 differences",
         ],
     );
     for (arguments, message) in [
