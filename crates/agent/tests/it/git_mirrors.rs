@@ -122,7 +122,7 @@ async fn second_job_of_a_commit_fetches_nothing_from_the_server() {
         assert_eq!(fixture.server.requests(), [], "{job} {depth}");
     }
     let left = fs::read_dir(fixture.mirror_dir().join("views")).unwrap().count();
-    assert_eq!(left, 0, "views of jobs that ended");
+    assert_eq!(left, 0, "the views of ended jobs were not removed");
 }
 
 #[tokio::test]
