@@ -230,8 +230,8 @@ pub enum UploadRole {
     /// No role.
     #[default]
     None,
-    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded. Its output `files` names
-    /// files to add to the archives.
+    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, the artifacts are not uploaded. The
+    /// output `files` of the step names files to add to the archives.
     Check,
     /// Uploads the artifacts.
     Upload,

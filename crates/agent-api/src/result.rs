@@ -88,7 +88,7 @@ impl JobResult {
     }
 }
 
-/// Limits the records of a job in size. They must be masked before, so that a text is not cut inside a value that must be masked.
+/// Limits the records of a job in size. The records must be masked first, so that a text is not cut inside a value that must be masked.
 pub fn limit_records(tree: &mut StepNode) {
     let mut left = MAX_RECORDS_BYTES;
     limit_within(tree, &mut left);

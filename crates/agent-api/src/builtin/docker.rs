@@ -20,7 +20,7 @@ pub struct DockerContainer {
     pub labels: BTreeMap<String, String>,
     /// Container in which the steps run.
     pub build: ContainerSpec,
-    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). They are removed with the build container.
+    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). The containers are removed with the build container.
     pub services: Vec<String>,
     /// Network of the containers.
     pub network: DockerNetwork,

@@ -20,7 +20,8 @@ use super::template::MAX_IDLE;
 
 /// Beginning of the names of all prepared containers that no job has taken.
 const PREFIX: &str = "muster-prepared-";
-/// Seconds for which an agent keeps an expired container of another agent. That agent, if it still runs, removes the container earlier.
+/// Seconds for which an agent keeps an expired container of another agent. If the other agent still runs, it removes the
+/// container earlier.
 const EXPIRY_MARGIN_S: i64 = 300;
 /// Maximum time of one attempt to remove containers.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
