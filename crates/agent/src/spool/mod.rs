@@ -262,7 +262,7 @@ impl Entry {
         LogFile::open(&self.dir.join(LOG), self.job_quota.clone())
     }
 
-    /// Returns the time since the last write to the journal, which is the end of a finished job.
+    /// Returns the time since the last write to the journal. For a finished job, this is the time since its end.
     ///
     /// Without a journal, returns the time since the last change of the directory.
     pub(crate) fn age(&self) -> Duration {

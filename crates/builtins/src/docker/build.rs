@@ -130,7 +130,7 @@ fn ended(container: &Container, end: &End) -> Failure {
     }
 }
 
-/// Returns whether a container may still run. Its output has ended.
+/// Returns whether a container whose output has ended may still run.
 async fn outlives_its_output(container: &Container) -> bool {
     match inspect_container(container.engine(), container.id()).await {
         Ok(found) => found.state.and_then(|state| state.running) == Some(true),

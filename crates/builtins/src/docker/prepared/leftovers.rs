@@ -111,7 +111,7 @@ impl Record {
     }
 }
 
-/// Removes the agent's containers whose names are not in `known`, and containers of other agents that have expired. Then removes `volumes`.
+/// Removes the agent's containers whose names are not in `known`, and expired containers of other agents. Then removes `volumes`.
 ///
 /// Containers are removed by their names. So a container that a job has renamed since then is not removed.
 ///

@@ -121,7 +121,9 @@ impl Drop for Opening<'_> {
 }
 
 impl PreparedContainers {
-    /// Returns the containers of the agent that owns this record, which the next agent reads to remove what a killed agent left.
+    /// Returns the prepared containers of an agent whose record is the file at `path`.
+    ///
+    /// The next agent with the same record removes what a killed agent left.
     #[must_use]
     pub fn recorded_in(path: PathBuf) -> Self {
         Self { record: Record::load(path), ..Self::default() }
