@@ -47,7 +47,7 @@ pub struct CallRecord {
 }
 
 impl CallRecord {
-    /// Returns the record of a step whose values must not be in the result. It contains only the names of the inputs.
+    /// Returns the record of a step whose values must not be in the result. The record contains only the names of the inputs.
     #[must_use]
     pub fn without_values(step: &str, inputs: &Map<String, Value>) -> Self {
         let inputs = inputs.keys().map(|name| (name.clone(), Value::String(MASKED.to_owned()))).collect();

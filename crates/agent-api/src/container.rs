@@ -27,7 +27,7 @@ pub const MIRROR_DIR: &str = "/.muster-git-mirror";
 pub const SERVE: [&str; 2] = ["agent", "container"];
 /// Arguments with which the executable connects its stdin and stdout to the agent of the container.
 pub const DIAL: [&str; 2] = ["agent", "dial"];
-/// Arguments with which the executable changes the owner of directories to the user of the container. It must run as root.
+/// Arguments with which the executable changes the owner of directories to the user of the container. The process must run as root.
 pub const ADOPT: [&str; 2] = ["agent", "adopt"];
 /// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
 pub const PROBE: [&str; 2] = ["agent", "probe"];
@@ -35,12 +35,12 @@ pub const PROBE: [&str; 2] = ["agent", "probe"];
 /// Arguments with which the executable waits until addresses are blocked, and then executes another program. `--address=ADDRESS`, `--`, and
 /// the command follow.
 pub const GATE: [&str; 2] = ["agent", "gate"];
-/// Arguments with which the executable blocks the addresses that follow. It needs the capability `NET_ADMIN`.
+/// Arguments with which the executable blocks the addresses that follow. The process needs the capability `NET_ADMIN`.
 pub const BLOCK: [&str; 2] = ["agent", "block"];
 
 /// Variable that makes the executable the agent of a container if it is called without arguments.
 ///
-/// It is needed because an entrypoint such as `sh -c` passes no arguments on.
+/// The variable is needed because an entrypoint such as `sh -c` passes no arguments on.
 pub const MODE: &str = "MUSTER_AGENT_MODE";
 /// Value of [`MODE`].
 pub const MODE_CONTAINER: &str = "container";

@@ -52,7 +52,7 @@ pub struct DebugOptions {
     pub attach_timeout_ms: u64,
 }
 
-/// Step that replaces a called step. It starts no process.
+/// Step that replaces another step and starts no process.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeStep {

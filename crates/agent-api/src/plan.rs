@@ -99,7 +99,7 @@ pub struct JobPlan {
     pub builds_dir: String,
     /// Timeout for all steps together, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
-    /// Time that was used of the timeout for the sources before these steps, in milliseconds.
+    /// Part of the timeout that the sources took before these steps, in milliseconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub sources_time_ms: u64,
     /// Whether the log has `section_start` and `section_end` markers.
@@ -117,7 +117,7 @@ pub struct JobPlan {
     pub adds_masks: bool,
     /// Time from SIGTERM to SIGKILL when the job is stopped, in milliseconds. 0 means 10 s.
     pub grace_ms: u64,
-    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. 0 means 5 s and 5 min.
+    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. An initial pause of 0 means 5 s and 5 min.
     pub retry_wait_ms: (u64, u64),
     /// Whether the job waits before its first user command until the manager approves the start.
     ///
@@ -188,7 +188,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step that runs once, if all steps before it succeeded, with no time limit.
+    /// Returns a step that runs once, if all steps before it succeeded, without a separate timeout.
     #[must_use]
     pub fn new(name: &str, title: &str, call: Call) -> Self {
         Self { name: name.to_owned(), policy: Policy { title: title.to_owned(), ..Policy::default() }, call }
@@ -230,8 +230,8 @@ pub enum UploadRole {
     /// No role.
     #[default]
     None,
-    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, they are not uploaded. Its output `files` names
-    /// files to add to the archives.
+    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, the artifacts are not uploaded. The
+    /// output `files` of the step names files to add to the archives.
     Check,
     /// Uploads the artifacts.
     Upload,
@@ -267,7 +267,7 @@ pub enum When {
     /// Runs if no earlier step failed, and the job was not canceled.
     #[default]
     OnSuccess,
-    /// Runs if an earlier step failed.
+    /// Runs if an earlier step failed, or if the job was canceled during its scripts.
     OnFailure,
     /// Runs after success and failure, but not after the job was stopped or timed out.
     Always,
@@ -292,7 +292,8 @@ pub enum Call {
     StepFile(String),
     /// Runs steps at another agent, in an environment that a built-in step creates.
     ///
-    /// Their result is the result of this step, and they are canceled with it. The log section of this step ends when the environment is ready.
+    /// The result of the steps is the result of this step, and a cancellation of this step cancels them. The log section of this step ends when
+    /// the environment is ready.
     Delegate {
         /// Name of the built-in step that creates the environment, without `builtin://`.
         name: String,

@@ -31,13 +31,13 @@ pub struct JobResult {
     /// Short message, as in the last line of the trace: `exit status 1`.
     #[serde(default)]
     pub message: String,
-    /// Length of the log in bytes when the job ended.
+    /// Length of the log in bytes when the job ended. 0 if GitLab's step-runner ran the job.
     pub log_bytes: u64,
-    /// CRC-32 (IEEE) of the log.
+    /// CRC-32 (IEEE) of the log. 0 if GitLab's step-runner ran the job.
     pub log_crc32: u32,
     /// Result tree of the steps, in the order in which they started.
     pub tree: StepNode,
-    /// Resources that the job used. `None` means that no process of the job ran.
+    /// Resources that the job used. `None` means that they are unknown, for example because the job could not be started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<ResourceUsage>,
 }
@@ -88,7 +88,7 @@ impl JobResult {
     }
 }
 
-/// Limits the records of a job in size. They must be masked before, so that a text is not cut inside a value that must be masked.
+/// Limits the records of a job in size. The records must be masked first, so that a text is not cut inside a value that must be masked.
 pub fn limit_records(tree: &mut StepNode) {
     let mut left = MAX_RECORDS_BYTES;
     limit_within(tree, &mut left);
@@ -132,10 +132,11 @@ pub struct ResourceUsage {
     /// Bytes that the job sent to the network. `None` means that the job shared its network, so that they cannot be counted.
     pub sent_bytes: Option<u64>,
     /// Time for which a process in the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, any process of the machine counts.
+    /// `None` means that it was not measured.
     pub cpu_stalled_ms: Option<u64>,
-    /// Time spent waiting for memory, in milliseconds.
+    /// Time spent waiting for memory, counted as for [`Self::cpu_stalled_ms`], in milliseconds.
     pub memory_stalled_ms: Option<u64>,
-    /// Time spent waiting for I/O, in milliseconds.
+    /// Time spent waiting for I/O, counted as for [`Self::cpu_stalled_ms`], in milliseconds.
     pub io_stalled_ms: Option<u64>,
     /// Reason why the job had no share of the machine. Empty if it had a share, or if no share was requested.
     pub share_error: String,
@@ -223,7 +224,7 @@ pub enum Outcome {
         /// Exit status of the user's script, if the script failed.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
-        /// Reason why the job was ended early.
+        /// Reason why the job was ended early. `None` means that it was not.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<TerminationCause>,
     },

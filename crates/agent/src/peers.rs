@@ -113,7 +113,7 @@ fn unknown_fields(mut message: &[u8]) -> Vec<UnknownField> {
     found
 }
 
-/// Takes the content of a field from the message.
+/// Takes the content of a field from the message. `None` means that the message is invalid, or that the field is a group.
 fn take_content(kind: WireType, message: &mut &[u8]) -> Option<Bytes> {
     let before = message.len();
     let length = match kind {

@@ -33,7 +33,7 @@ pub(crate) struct ParsedRequest {
     pub(crate) plan: JobPlan,
     /// Steps of the plan.
     pub(crate) steps: Vec<Step<Context>>,
-    /// What the steps declare.
+    /// Sources, caches and dependencies that the steps declare.
     declared: Declared,
     /// Environment variables of all processes. They override the agent's own.
     env: HashMap<String, String>,

@@ -52,7 +52,7 @@ pub struct Options {
     pub socket: PathBuf,
     /// ID of the only user whose processes may connect. `None` means that each process that can reach the socket may connect.
     pub only_user: Option<u32>,
-    /// Address to listen on as well. Anyone with a certificate of its authority can run jobs as this user. `None` means only the socket.
+    /// Address to listen on as well. Anyone with a certificate from the authority in these options can run jobs as this user. `None` means only the socket.
     pub tcp: Option<TcpOptions>,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
@@ -96,7 +96,7 @@ pub enum ServeError {
     /// Another process listens on the socket.
     #[error("process {pid} already listens on {}; stop it, or use another socket", path.display())]
     SocketTaken {
-        /// ID of the other process.
+        /// ID of the other process. 0 if it is unknown.
         pid: i32,
         /// Path of the socket.
         path: PathBuf,
@@ -129,7 +129,7 @@ pub enum ServeError {
 /// agent: it accepts no new jobs, stops those that run, and returns when all of them have a result. The agent also returns after
 /// [`Options::idle_timeout`] without connections and without results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
-    // First, because the spool must not change if the agent cannot start.
+    // The address is bound first: the spool must not change if the agent cannot start.
     let tcp = match &options.tcp {
         Some(tcp) => Some(TlsListener::bind(tcp).await?),
         None => None,

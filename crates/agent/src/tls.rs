@@ -134,8 +134,8 @@ fn network(address: IpAddr) -> IpAddr {
 /// Returns the index of the handshake to end for a new connection from the network `new`. `running` has the networks of all handshakes, the oldest
 /// first.
 ///
-/// It is the oldest handshake of the network with the most of them, including the new one. If several networks have equally many, it is the oldest
-/// of theirs.
+/// The ended handshake is the oldest one of the network with the most handshakes, including the new one. If several networks have the same number,
+/// it is the oldest of all their handshakes.
 fn index_to_end(running: impl Iterator<Item = IpAddr> + Clone, new: IpAddr) -> Option<usize> {
     let mut counts: HashMap<IpAddr, usize> = HashMap::from([(new, 1)]);
     running.clone().for_each(|network| *counts.entry(network).or_default() += 1);

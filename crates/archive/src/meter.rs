@@ -11,7 +11,7 @@ use crate::limits::{Exceeded, Limit, Limits};
 /// The counters of one archive, for reading it and for writing its entries. Several threads may use them.
 pub struct Meter<'a> {
     limits: Limits,
-    /// Size of the archive in bytes.
+    /// Size of the archive in bytes. The maximum until it is known, so that the compression ratio is not limited.
     size: AtomicU64,
     stop: &'a (dyn Fn() -> bool + Sync),
     entries: AtomicU64,

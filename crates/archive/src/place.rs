@@ -40,7 +40,7 @@ impl FilePlace {
         }
     }
 
-    /// Writes the file, and replaces an existing one. If the content cannot be read to its end, no file is left.
+    /// Writes the file, and replaces an existing one. If its content cannot be read or written completely, no part of it is left.
     pub(crate) fn write(&self, root: &Dir, content: &mut dyn Read, buffer: &mut [u8]) -> Result<(), PutError> {
         let dir = self.dir.as_deref().unwrap_or(root);
         let file = create_or_replace(dir, &self.name, || create(dir, &self.name, self.mode))?;
@@ -96,7 +96,7 @@ impl FileTarget<'_> {
         Ok(self.place.keep(file)?)
     }
 
-    /// Writes the file, and replaces an existing one. If the content cannot be read to its end, no file is left.
+    /// Writes the file, and replaces an existing one. If its content cannot be read or written completely, no part of it is left.
     ///
     /// # Errors
     /// [`PutError`]

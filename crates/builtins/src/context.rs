@@ -119,9 +119,9 @@ pub struct Context {
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
     pub debugger: Option<Arc<engine::Debugger>>,
-    /// Callback that gets the results of the job's step files. `None` writes them to a file if `CI_STEPS_DEBUG` is set, or else drops them.
+    /// Callback that gets the results of the job's step files. With `None`, they are written to a file if `CI_STEPS_DEBUG` is set, or else dropped.
     pub on_results: Option<engine::OnResults>,
-    /// What the steps of the plan declare. Lists of steps may use it.
+    /// Sources, caches and dependencies that the steps of the plan declare. Lists of steps may use them.
     pub declared: Declared,
     /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
     pub(crate) called_services: AtomicU32,
@@ -225,7 +225,7 @@ impl Context {
         blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
     }
 
-    /// Returns whether the processes of the job have a share of a machine that other jobs use, too.
+    /// Returns whether the job has a cgroup for its share of a machine that other jobs use, too.
     pub(crate) fn has_share(&self) -> bool {
         self.plan.share.as_ref().is_some_and(|share| !share.cgroup.is_empty())
     }
@@ -269,8 +269,9 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // In a container, the exit code of a failed command must be marked as such, and steps in a container always have a bare
-                // plan. Other bare plans are step files without a job. Marking their exit codes is harmless, because no job reports them.
+                // The exit code of a command that failed in a container must be marked as one from a container. Steps in a container always
+                // have a bare plan. Other bare plans are step files without a job. Marking their exit codes is harmless, because no job
+                // reports them.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

@@ -1,4 +1,4 @@
-//! `builtin://docker/container`: runs steps in a container of a Docker or Podman engine, and `builtin://docker/service`: starts a service beside
+//! `builtin://docker/container` runs steps in a container of a Docker or Podman engine, and `builtin://docker/service` starts a service beside
 //! it. [`docker`] does the work.
 
 use std::sync::Arc;

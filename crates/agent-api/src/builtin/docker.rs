@@ -20,7 +20,7 @@ pub struct DockerContainer {
     pub labels: BTreeMap<String, String>,
     /// Container in which the steps run.
     pub build: ContainerSpec,
-    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). They are removed with the build container.
+    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). The containers are removed with the build container.
     pub services: Vec<String>,
     /// Network of the containers.
     pub network: DockerNetwork,
@@ -64,9 +64,9 @@ impl Inputs for DockerContainer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreparedPolicy {
-    /// Maximum number of containers of the runner that wait for a job.
+    /// Maximum number of prepared containers of the runner that no job uses yet.
     pub max_containers: u32,
-    /// Number of jobs within the window for which one container is prepared.
+    /// Number of jobs within the window per prepared container. A container that fewer jobs need is not prepared.
     pub min_uses: u32,
     /// Time for which a job counts, in milliseconds.
     pub window_ms: u64,

@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Inputs, Tls};
 
-/// Brings the commit of a job into the machine's mirror of its repository, and creates a view of the mirror for the job.
+/// Brings the commit of a job into the machine's mirror of its repository, and creates a view of the mirror.
+///
+/// The view is a directory through which this job reads the mirror: hard links to its packs, and the refs that the job may fetch.
 ///
 /// The step runs on the machine itself, also for a job in containers. Its failure is only a warning: the checkout then fetches from the
 /// server.

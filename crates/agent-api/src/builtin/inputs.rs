@@ -21,7 +21,7 @@ pub struct Checkout {
     /// View of the machine's mirror of the repository ([`super::GitMirror`]). `None` means that everything is fetched from the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<String>,
-    /// Hash algorithm of the repository: `sha1` or `sha256`.
+    /// Hash algorithm of the repository: `sha1` or `sha256`. Empty means `sha1`.
     pub object_format: String,
     /// Branch or tag, for the notice in the log.
     pub ref_name: String,
@@ -37,7 +37,7 @@ pub struct Checkout {
     pub clean_flags: Option<Vec<String>>,
     /// GIT_FETCH_EXTRA_FLAGS.
     pub fetch_flags: Vec<String>,
-    /// Submodules: `none`, `normal` or `recursive`.
+    /// Submodules: `none`, `normal` or `recursive`. Empty means `none`.
     pub submodules: String,
     /// GIT_SUBMODULE_PATHS.
     pub submodule_paths: Vec<String>,
@@ -137,11 +137,11 @@ impl Inputs for Prepare {
 #[serde(default)]
 pub struct Cleanup {
     /// GIT_STRATEGY, which selects how the checkout is cleaned up (FF_ENABLE_JOB_CLEANUP): `fetch` cleans it, `clone` and `empty`
-    /// delete it. If the string is empty, the checkout is kept.
+    /// delete it. `none` and an empty string keep it.
     pub checkout: String,
     /// GIT_CLEAN_FLAGS. `None` means that the checkout is not cleaned.
     pub clean_flags: Option<Vec<String>>,
-    /// Submodules: `none`, `normal` or `recursive`.
+    /// Submodules: `none`, `normal` or `recursive`. Empty means `none`.
     pub submodules: String,
     /// Whether configuration and hooks of the repository are removed.
     pub clean_config: bool,
@@ -159,7 +159,7 @@ impl Inputs for Cleanup {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Script {
-    /// Shell: `bash` (falls back to `sh`), `sh`, `pwsh` or `powershell`.
+    /// Shell: `bash` (falls back to `sh`), `sh`, `pwsh` or `powershell`. Empty means `bash`.
     pub shell: String,
     /// Whether the shell is a login shell.
     pub login: bool,
@@ -240,7 +240,7 @@ pub struct CacheEntry {
     pub paths: Vec<String>,
     /// Whether files that git does not track are included.
     pub untracked: bool,
-    /// Policy: `pull-push`, `pull` or `push`.
+    /// Policy: `pull-push`, `pull` or `push`. Empty means `pull-push`.
     pub policy: String,
     /// Human-readable forms of the keys: `key` first, then `fallback_keys`. Empty means the keys themselves.
     pub names: Vec<String>,
@@ -386,7 +386,7 @@ impl Inputs for ArtifactsList {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsUpload {
-    /// Base name of the file, before variables are expanded.
+    /// Base name of the file, before variables are expanded. Empty means `artifacts`.
     pub name: String,
     /// Patterns of files to upload.
     pub paths: Vec<String>,
@@ -394,9 +394,9 @@ pub struct ArtifactsUpload {
     pub exclude: Vec<String>,
     /// Whether files that git does not track are included.
     pub untracked: bool,
-    /// Type: `archive`, `junit`, `dotenv`, ...
+    /// Type: `archive`, `junit`, `dotenv`, ... Empty means `archive`.
     pub artifact_type: String,
-    /// Format: `zip`, `gzip` or `raw`.
+    /// Format: `zip`, `gzip` or `raw`. Empty means `zip`.
     pub artifact_format: String,
     /// Retention time of the artifact, as written in the pipeline configuration.
     pub expire_in: String,

@@ -1,4 +1,4 @@
-//! Parameters of the built-in steps that the result of a job contains.
+//! Selects the inputs of built-in steps that the result of a job contains.
 //!
 //! Each function lists what is recorded. Everything else is omitted: signed URLs, tokens, credentials, and texts from the operator's
 //! configuration.

@@ -141,7 +141,7 @@ impl AgentConnection {
 
     /// Connects like [`AgentConnection::from_stream`], but also to GitLab's step-runner.
     ///
-    /// Agents are pinged often, so GitLab's step-runner closes such a connection while a job prints nothing.
+    /// The connection is pinged as often as one to an agent, so GitLab's step-runner closes it while a job prints nothing.
     ///
     /// # Errors
     /// [`Unreachable`] if neither an agent nor a step-runner answers.

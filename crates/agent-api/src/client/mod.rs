@@ -207,7 +207,7 @@ impl AgentConnection {
         }
         let mut agent = self.agent().max_decoding_message_size(max_bytes.saturating_add(MESSAGE_HEADER_BYTES));
         let answer = match agent.wait_for_result(WaitForResultRequest { id: id.to_owned() }).await {
-            // Agents have no results outside a range. The code is from this side of the connection.
+            // Agents do not return this code. The client itself returns it for a message above the limit.
             Err(status) if status.code() == Code::OutOfRange => {
                 return Err(AgentError::InvalidResult(format!(
                     "it has more than {} MiB, the maximum; agents shorten results, so update the agent, or check whether the job replaced it",
@@ -237,6 +237,8 @@ impl AgentConnection {
     }
 
     /// Cancels the job, and lets it clean up. The job's result then names the cancellation as its cause.
+    ///
+    /// A step-runner without `Cancel` ends and deletes the job instead, so that it has no result.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         match self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await {
             Err(status) if stock::has_no_cancel(self.identity(), &status) => self.close(id).await,
@@ -245,6 +247,8 @@ impl AgentConnection {
     }
 
     /// Stops the job immediately, for the given cause. Afterwards, only its cleanup steps run. Idempotent.
+    ///
+    /// GitLab's step-runner cannot do this, so the job is canceled there.
     pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
         if !self.identity().has_extension {
             return self.cancel(id).await;

@@ -69,7 +69,7 @@ impl Silence {
         std::mem::replace(&mut self.timeout, longer)
     }
 
-    /// Returns the pause before the next attempt. Each pause is twice as long as the one before.
+    /// Returns the pause before the next attempt. Each pause is twice as long as the one before, up to a maximum.
     pub fn next_pause(&mut self) -> Duration {
         let longer = (self.pause * 2).min(self.max_pause);
         std::mem::replace(&mut self.pause, longer)

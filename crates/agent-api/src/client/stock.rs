@@ -1,6 +1,6 @@
 //! GitLab's own step-runner at the other end of a connection.
 //!
-//! It differs from Muster's agent in what the client must know:
+//! GitLab's step-runner differs from Muster's agent in what the client must know:
 //! - It has neither Muster's extension nor result trees: the result is the status of the job.
 //! - Each error has the code `UNKNOWN`: a rejected request, and an unknown job.
 //! - Version 0.11.0 has no `Cancel`. `Close` ends the job instead, and deletes it, so that no result can be fetched.

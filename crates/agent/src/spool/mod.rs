@@ -11,6 +11,7 @@
 //!   .free/              emptied directories of finished jobs
 //!   .templates/         templates for checkouts
 //!   .steps/             cache of remote steps
+//!   .prepared-containers  engines that have prepared containers
 //! ```
 //! The journal begins with the version of its format. Nothing is synced to disk: after a power failure, the last seconds of data may be missing,
 //! and an incomplete record counts as in [`journal`].
@@ -122,7 +123,7 @@ impl Spool {
         }
     }
 
-    /// Returns whether the directory still exists. Another agent may have replaced it.
+    /// Returns whether the spool still exists at its path. Its directory may have been deleted or replaced by another agent's spool.
     pub(crate) fn exists(&self) -> bool {
         let id = |metadata: io::Result<fs::Metadata>| metadata.ok().map(|file| (file.dev(), file.ino()));
         let locked = id(self.lock.metadata());
@@ -261,7 +262,7 @@ impl Entry {
         LogFile::open(&self.dir.join(LOG), self.job_quota.clone())
     }
 
-    /// Returns the time since the last write to the journal, which is the end of a finished job.
+    /// Returns the time since the last write to the journal. For a finished job, this is the time since its end.
     ///
     /// Without a journal, returns the time since the last change of the directory.
     pub(crate) fn age(&self) -> Duration {

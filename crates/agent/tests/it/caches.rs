@@ -92,7 +92,7 @@ async fn first_existing_fallback_key_is_restored() {
     assert_eq!(messages.len(), 3, "{log}");
     assert!(
         messages[0].contains("Checking cache for Branch..."),
-        "the message has the name of the key, not its directory: {log}"
+        "the message must show the human-readable name of the key: {log}"
     );
     assert!(log.contains("\nfrom-main\n"), "{log}");
 }

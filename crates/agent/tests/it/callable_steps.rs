@@ -1,4 +1,4 @@
-//! Built-in steps that lists of steps call.
+//! Built-in steps that a job's `run:` list calls.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn call(step: &str, inputs: Value) -> Value {
     json!([{ "name": "it", "func": format!("builtin://{step}"), "inputs": inputs }])
 }
 
-/// Runs a job with these declarations and this list. Returns its log and its result.
+/// Runs a job with this list. Returns its log and its result. `declared` are the steps for the job's other keywords, such as `cache`.
 async fn run(agent: &mut Agent, declared: Vec<Step>, entries: Value) -> (String, JobResult) {
     let plan = agent.plan([declared, vec![list(entries)]].concat());
     agent.complete(&plan).await
@@ -99,6 +99,7 @@ async fn list_saves_and_restores_only_caches_of_its_job() {
     let mut agent = Agent::start().await;
     let caches = vec![cache(&agent, "deps", "vendor/"), cache(&agent, "other", "other/")];
     let save = |when| step("archive_cache", when, Call::builtin(&CacheSave { caches: caches.clone() }));
+    // None of these steps runs, because nothing fails. They declare the caches that the list may use.
     let mut never = vec![save(When::OnFailure), save(When::OnFailure)];
     let restore = step("restore_cache", When::OnFailure, Call::builtin(&CacheRestore { caches: caches.clone() }));
     never.push(restore);
@@ -181,7 +182,7 @@ async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
     assert_refused(Vec::new(), call("artifacts/upload", json!({ "paths": ["out"] })), bare).await;
 }
 
-/// Program that serves HTTP on the port of its argument, and says so in a file.
+/// Python program that serves HTTP on the port in its argument.
 const SERVER: &str = "import http.server, sys; http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()";
 
 /// Returns a port that no program listens on.
@@ -207,7 +208,7 @@ async fn service_of_a_list_serves_its_later_steps_and_ends_with_the_job() {
 
     let exits = json!({ "command": ["sh", "-c", "echo broken; exit 3"], "port": port, "name": "db" });
     let (log, result) = run(&mut agent, Vec::new(), call("service", exits)).await;
-    assert_eq!(failure(&result).0, "script_failure", "the author chose the program");
+    assert_eq!(failure(&result).0, "script_failure", "the author chose the program, so the author must fix it");
     assert!(log.contains("it exited with code 3") && log.contains("broken"), "{log}");
     for (inputs, text) in [
         (json!({ "command": [] }), "the input `command` is empty"),

@@ -122,7 +122,7 @@ async fn second_job_of_a_commit_fetches_nothing_from_the_server() {
         assert_eq!(fixture.server.requests(), [], "{job} {depth}");
     }
     let left = fs::read_dir(fixture.mirror_dir().join("views")).unwrap().count();
-    assert_eq!(left, 0, "views of jobs that ended");
+    assert_eq!(left, 0, "the views of ended jobs were not removed");
 }
 
 #[tokio::test]
@@ -287,8 +287,7 @@ async fn unused_mirrors_are_removed() {
     assert!(fixture.mirror_dir().exists());
 }
 
-/// The job's `PATH` has no git, as in most images. The commands for the mirror use the `PATH` of the
-/// machine, which has git.
+/// The job's `PATH` has no git, as in most images. The commands for the mirror use the machine's `PATH`, which has git.
 #[tokio::test]
 async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     let mut fixture = Fixture::new().await;

@@ -197,7 +197,7 @@ async fn checkout_does_not_follow_links_of_earlier_jobs() {
 }
 
 #[tokio::test]
-async fn oversized_cache_error_names_the_limit_and_its_key() {
+async fn oversized_cache_error_names_the_limit_and_its_setting() {
     let mut agent = Agent::start().await;
     let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
     let paths = vec!["vendor/".to_owned()];

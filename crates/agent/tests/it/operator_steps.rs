@@ -348,7 +348,8 @@ async fn memory_and_cpu_limits_of_a_rule_apply_in_addition_to_the_policy_limits(
         })
     };
     let nested = json!([allocate("large", 100), { "name": "i", "step": "./ci/inner" }]);
-    // The CPU limit of the rule is higher than that of the policy, which the kernel would refuse.
+    // The CPU limit of the rule (4000) is higher than that of the policy (1500). The agent must not set it, because cgroups of version 1 refuse a
+    // limit above that of their parent.
     let rules = [("local:./ci/inner", memory(32, 4000))];
     let Some((log, result)) = run_with_rules(&rules, memory(300, 1500), nested).await else { return };
     assert_eq!(result.outcome, Outcome::Success, "{log}");

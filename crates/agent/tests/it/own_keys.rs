@@ -1,4 +1,4 @@
-//! Steps with Muster's own keys, in a job of an agent.
+//! Steps with the key `muster`, which GitLab's steps do not have, in a job of an agent.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::{Outcome, StepStatus};

@@ -205,8 +205,8 @@ fn names_and_targets_in_memory_are_limited() {
     let names: Vec<Item> =
         (0..100).map(|n| directory(&format!("{n}/{}", format!("{}/", "n".repeat(199)).repeat(5)))).collect();
     for items in [targets, names] {
-        // Each tar header is small. So only the limit on all names and targets that are kept in memory applies, which is
-        // also `header_bytes`.
+        // Each tar header is small, so the limit is not exceeded by one header, but by all names and targets that are kept in
+        // memory.
         for (format, archive) in &FORMATS[1..] {
             let message = assert_exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
             assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");

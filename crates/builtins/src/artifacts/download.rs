@@ -77,7 +77,7 @@ pub async fn fetch(
 
 /// Makes one attempt.
 ///
-/// The inner error means that the request failed. It may be retried. The outer error means that the archive cannot be written to disk.
+/// The inner error means that the request failed, and may be retried. The outer error means that the archive cannot be written to disk.
 async fn fetch_once(
     context: &dyn TransferContext,
     endpoint: &ArtifactEndpoint,

@@ -1,4 +1,4 @@
-//! `builtin://artifacts/upload` and `builtin://artifacts/download` (docs/spec/job-execution.md, section 9).
+//! `builtin://artifacts/upload`, `builtin://artifacts/download` and `builtin://artifacts/list` (docs/spec/job-execution.md, section 9).
 
 mod download;
 mod list;

@@ -111,6 +111,8 @@ impl Remote {
 
     /// Returns when the object at `url` was last modified. `None` means that it does not exist.
     ///
+    /// If the store does not report the time, returns the Unix epoch.
+    ///
     /// # Errors
     /// The store is unreachable or answers with an error.
     pub async fn modified(&self, url: &Url) -> Result<Option<SystemTime>, RemoteError> {

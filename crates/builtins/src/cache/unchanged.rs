@@ -26,7 +26,7 @@ pub enum Baseline {
     /// Never. All contents are compared.
     #[default]
     Unknown,
-    /// When the archive was written, as between two calls of `cache-archiver`.
+    /// When the archive was written. Used by the command `cache-archiver`, which does not know when the files were restored.
     ArchiveWritten,
     /// When this job restored them from the archive.
     Restored(Restored),

@@ -113,7 +113,9 @@ pub(super) fn is_borrowing(project: &Path) -> bool {
     fs::symlink_metadata(project.join(".git").join(BORROWS)).is_ok()
 }
 
-/// Removes the repository of a project if it borrows the objects of a view. That view no longer exists or is damaged.
+/// Removes the repository of a project if it borrows the objects of a view.
+///
+/// Called when the view no longer exists or is damaged.
 pub(super) fn remove_borrowing(project: &Path) {
     if is_borrowing(project) {
         let _ = remove_tree(&project.join(".git"));

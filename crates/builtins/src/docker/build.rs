@@ -38,7 +38,9 @@ const LOST_OUTPUT_REMEDY: &str = "check the log of the engine, and run the job a
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
 
-/// Returns the description of the build container. The agent in the container creates `directories`; `None` means none.
+/// Returns the description of the build container.
+///
+/// The agent in the container creates `directories`. `None` means that it creates none, because they are created before it starts.
 pub(super) fn body(
     job: &DockerContainer,
     image: &ResolvedImage,
@@ -128,7 +130,7 @@ fn ended(container: &Container, end: &End) -> Failure {
     }
 }
 
-/// Returns whether a container may still run. Its output has ended.
+/// Returns whether a container whose output has ended may still run.
 async fn outlives_its_output(container: &Container) -> bool {
     match inspect_container(container.engine(), container.id()).await {
         Ok(found) => found.state.and_then(|state| state.running) == Some(true),

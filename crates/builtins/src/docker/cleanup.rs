@@ -147,7 +147,7 @@ impl Objects {
     }
 }
 
-/// Returns whether engines accept the name. It begins with a letter or digit, so it is not `.` or `..`.
+/// Returns whether engines accept the name. A valid name begins with a letter or digit, so it is not `.` or `..`.
 fn is_valid_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))

@@ -28,9 +28,11 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
     format!("{}-setup", job.build.name)
 }
 
-/// Returns the directories that the agent in the build container can create, which is much faster than a call of the engine.
+/// Returns the directories that the agent in the build container can create.
 ///
-/// `None` means that they must be created before the container starts, because the agent is not root, an entrypoint may drop the rights of
+/// The agent creates them much faster than a call of the engine.
+///
+/// `None` means that the directories must be created before the container starts, because the agent is not root, an entrypoint may drop the rights of
 /// root, or the root directory is read-only.
 pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
     if has_entrypoint(job, image) || is_read_only(job) || !owner::runs_as_root(job, image) {

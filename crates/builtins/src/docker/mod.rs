@@ -6,8 +6,9 @@
 //!   -> run the steps at this agent -> remove everything
 //! ```
 //!
-//! The agent in the build container runs all steps. Besides it, only the container that blocks addresses runs code of Muster. Nothing on the engine's side follows
-//! paths in a directory that a job can write to.
+//! The agent in the build container runs all steps. In other containers, code of Muster runs only to block addresses ([`block`]): in a
+//! container for this purpose, and before the entrypoint of each service. Nothing on the engine's side follows paths in a directory that a
+//! job can write to.
 //!
 //! All names of a job's objects are derived from the inputs of the step. So an agent that finds the inputs in its spool can remove the
 //! objects that a killed agent left.
@@ -58,17 +59,17 @@ use target::Container;
 /// Time that an engine gets, once it answers again, to finish a call that it left without an answer.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 
-/// What the step needs of the job that runs it.
+/// Parts of the job that the step uses.
 pub(crate) struct JobFacts<'a> {
     /// Log of the job.
     pub(crate) log: Arc<dyn Log>,
-    /// Containers that wait for a job of this agent.
+    /// Prepared containers of the agent.
     pub(crate) prepared: &'a Arc<PreparedContainers>,
     /// Whether the job has a view of a mirror of its repository.
     pub(crate) has_mirror_view: bool,
     /// Steps that start the services.
     pub(crate) beside: &'a dyn BesideSteps,
-    /// Where the steps of the services find the environment that is being created.
+    /// Environment that is being created, for the steps that start its services.
     pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
 

@@ -81,7 +81,7 @@ impl Output {
 
     /// Waits until the start has progressed this far. Cancel-safe.
     ///
-    /// Returns whether it has. Otherwise, the output has ended: the container has ended, or the connection to the engine was lost.
+    /// Returns false if the output has ended earlier: the container has ended, or the connection to the engine was lost.
     pub(super) async fn wait_for(&self, progress: Progress) -> bool {
         self.progress.clone().wait_for(|reached| *reached >= progress).await.is_ok()
     }

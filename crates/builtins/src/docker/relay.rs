@@ -28,7 +28,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum number of connections of one job. Further connections wait.
 const MAX_CONNECTIONS: usize = 256;
 
-/// Number of hexadecimal digits of the hash in the name of the directory. It is small because the path of a socket has a maximum length.
+/// Number of hexadecimal digits of the hash in the name of the directory. The number is small because the path of a socket has a maximum length.
 const HASH_DIGITS: usize = 24;
 
 /// Directory that is removed when this value is dropped. Its name is derived from the job, so that another agent can remove it, too.

@@ -234,12 +234,12 @@ pub(super) async fn wait_until_healthy(
 #[derive(Debug)]
 struct Unhealthy {
     message: String,
-    /// Messages of the check. `None` means that it did not run.
+    /// Messages of the check. `None` means that there are none, for example because the check did not run or did not end in time.
     checked: Option<String>,
 }
 
 impl Unhealthy {
-    fn without_check(message: String) -> Self {
+    fn without_messages(message: String) -> Self {
         Self { message, checked: None }
     }
 
@@ -264,7 +264,7 @@ impl Service {
     /// Connects to the service from the build container until it accepts a connection.
     async fn check(&self, engine: &Docker, build: &str, timeout: Duration) -> Result<(), Unhealthy> {
         let name = &self.name;
-        let exited = |code| Unhealthy::without_check(format!("service \"{name}\" exited with code {code}"));
+        let exited = |code| Unhealthy::without_messages(format!("service \"{name}\" exited with code {code}"));
         if let Some(code) = self.exited {
             return Err(exited(code));
         }
@@ -274,10 +274,10 @@ impl Service {
             let message = format!(
                 "service \"{name}\" has no exposed ports; set {HEALTH_CHECK_PORT} in its variables to the port to check"
             );
-            return Err(Unhealthy::without_check(message));
+            return Err(Unhealthy::without_messages(message));
         }
         let ip =
-            address.parse().map_err(|_| Unhealthy::without_check(format!("{address:?} is not a valid address")))?;
+            address.parse().map_err(|_| Unhealthy::without_messages(format!("{address:?} is not a valid address")))?;
         let targets = self.ports.iter().map(|port| SocketAddr::new(ip, *port).to_string());
         let command: Vec<String> = [EXECUTABLE].into_iter().chain(PROBE).map(str::to_owned).collect();
         let command = [command, vec![timeout.as_millis().to_string()], targets.collect()].concat();
@@ -292,8 +292,8 @@ impl Service {
                 message: format!("service \"{name}\" timeout"),
                 checked: Some(String::from_utf8_lossy(&checked.output).into_owned()),
             }),
-            Ok(Err(error)) => Err(Unhealthy::without_check(reason(&error))),
-            Err(_) => Err(Unhealthy::without_check(format!("service \"{name}\" timeout"))),
+            Ok(Err(error)) => Err(Unhealthy::without_messages(reason(&error))),
+            Err(_) => Err(Unhealthy::without_messages(format!("service \"{name}\" timeout"))),
         }
     }
 

@@ -14,7 +14,7 @@ use super::fail_if_stopped;
 
 /// Time after the first call without an answer after which the job fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Delay before the engine is queried again. It sends no event when it can be reached again.
+/// Delay before the engine is queried again. The engine sends no event when it can be reached again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Starts a container that was created. `name` is for messages.

@@ -83,7 +83,7 @@ pub(super) struct Container {
     service_logs: JoinSet<()>,
     /// Relay for connections of the container to this machine. `None` means that the job needs no relay.
     relay: Option<Relay>,
-    /// Directory with the socket of the agent. `None` means that the engine is on another machine.
+    /// Directory with the socket of the agent. `None` means that the engine is on another machine, or did not report the directory.
     run_dir: Option<RunDirectory>,
 }
 

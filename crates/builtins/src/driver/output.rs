@@ -7,7 +7,7 @@ use std::pin::pin;
 
 use tokio::net::unix::pipe::Receiver;
 
-/// Maximum number of reads before other tasks get a turn. What is in a pipe needs fewer.
+/// Maximum number of reads before other tasks get a turn. Reading a full pipe takes fewer.
 const MAX_READS: u32 = 16;
 /// Number of bytes of one read.
 const BUFFER_BYTES: usize = 16 * 1024;

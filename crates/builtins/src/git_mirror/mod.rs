@@ -161,7 +161,7 @@ async fn update(
 pub(crate) async fn close(context: &Context) {
     let Some(view) = context.mirror_view.lock().take() else { return };
     let shared = Arc::clone(&context.shared);
-    // The job waits only a short time: unused mirrors are moved to the trash, which is emptied in the background.
+    // The job waits only a short time, because unused mirrors are moved to the trash, which is emptied in the background.
     let closed = tokio::task::spawn_blocking(move || view.close(&shared.mirrors, &shared.trash)).await;
     if let Err(error) = closed {
         tracing::warn!(%error, "failed to remove the view of a git mirror");

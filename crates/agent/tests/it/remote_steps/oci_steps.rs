@@ -17,7 +17,7 @@ fn write_step(fixture: &Fixture) {
     make_executable(&dir.join("bin/print"));
 }
 
-/// Returns the inputs of a build: the files of all platforms, and one file for this platform only.
+/// Returns the inputs of a build: files for all platforms, and one file for Plan 9 only.
 fn files(registry: &DockerRegistry, path: &str, tag: &str) -> Value {
     json!({
         "registry": registry.host(),
@@ -34,7 +34,7 @@ async fn tags(registry: &DockerRegistry, path: &str) -> Vec<String> {
             tags.sort();
             tags
         }
-        TagList::Unlisted => panic!("the registry lists its tags"),
+        TagList::Unlisted => panic!("the registry does not list its tags"),
     }
 }
 

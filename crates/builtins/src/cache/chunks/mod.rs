@@ -1,5 +1,8 @@
 //! Caches that are stored as chunks (`docs/how-to/use-caches.md`): on this machine, or in an object store.
 //!
+//! A pack is a file with many chunks. An index lists the files of a cache and the packs with their chunks. A reference names the index of a
+//! cache key.
+//!
 //! ```text
 //! restore: reference --> index --> chunks that no existing file has --> files
 //! save:    files --> chunks that no index has --> packs --> index --> reference

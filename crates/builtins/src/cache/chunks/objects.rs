@@ -84,6 +84,8 @@ impl Objects<'_> {
     }
 
     /// Downloads the missing parts of packs. A pack that is downloaded as a whole is kept in the directory of the store.
+    ///
+    /// Returns the ranges of all other packs, which are in a temporary file.
     pub(super) async fn fetch_chunks(&self, downloads: &[Download]) -> Result<Spool, RemoteError> {
         // Without a name, the file is removed when its last descriptor is closed.
         let file = self.store.temporary().map_err(write_failed)?.into_file();

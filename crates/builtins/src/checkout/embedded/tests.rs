@@ -35,7 +35,7 @@ fn repository(directory: &std::path::Path, files: usize) -> (Repository, git2::O
 }
 
 #[test]
-fn stopped_checkout_leaves_the_remaining_files() {
+fn stopped_checkout_does_not_write_the_remaining_files() {
     let directory = tempfile::tempdir().unwrap();
     let files = 3 * PART_FILES;
     let (repository, sha) = repository(directory.path(), files);
@@ -44,7 +44,7 @@ fn stopped_checkout_leaves_the_remaining_files() {
     let error = check_out_commit(&repository, sha, &|| in_second_part.exists()).unwrap_err();
     assert!(in_second_part.exists(), "{error}");
     assert!(!path(2 * PART_FILES).exists(), "the third part was written");
-    assert!(repository.head().is_err(), "the commit is not checked out");
+    assert!(repository.head().is_err(), "HEAD already names the commit");
     // The next job continues.
     fs::write(path(files), "an untracked file").unwrap();
     check_out_commit(&repository, sha, &|| false).unwrap();

@@ -112,7 +112,7 @@ struct Found {
     is_executable: bool,
 }
 
-/// What another agent that fills the volume has done.
+/// Progress of another agent that fills the volume.
 #[derive(Debug, PartialEq, Eq)]
 struct OtherAgent {
     /// Container of the agent.

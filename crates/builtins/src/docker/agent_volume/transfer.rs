@@ -52,7 +52,7 @@ impl AgentVolume {
                     _ => Err(failure),
                 },
             };
-            // By ID, because another agent may have created a container with the same name.
+            // The container is removed by its ID, because another agent may have created a container with the same name.
             remove(&task_engine, &filler).await;
             Ok(sent)
         });

@@ -122,7 +122,7 @@ pub(crate) fn candidates() -> Vec<String> {
     endpoint::candidates(&Variables::of_process())
 }
 
-/// Returns the URL of the engine, for messages.
+/// Returns the URL of the engine, or the configured text if it is not a valid URL.
 pub(crate) fn location(settings: &DockerEngine) -> String {
     Endpoint::new(settings, &Variables::of_process()).map_or_else(|_| settings.host.clone(), |(_, location)| location)
 }

@@ -139,7 +139,7 @@ async fn certificates_that_cannot_be_used_are_named() {
 }
 
 #[tokio::test]
-async fn platform_of_an_engine_is_checked_once_and_its_answer_each_time() {
+async fn platform_of_an_engine_is_checked_once_and_its_reachability_each_time() {
     let engine = FakeEngine::start(|call| match call {
         "GET /version" => Some(Answer::json(200, r#"{"Os":"linux"}"#)),
         _ => Some(Answer::json(200, "OK")),

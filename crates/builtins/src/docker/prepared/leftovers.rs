@@ -18,9 +18,10 @@ use super::super::create::MANAGED;
 use super::super::engine::{self, is_not_found, reason, time_at_engine};
 use super::template::MAX_IDLE;
 
-/// Beginning of the names of all containers that wait for a job.
+/// Beginning of the names of all prepared containers that no job has taken.
 const PREFIX: &str = "muster-prepared-";
-/// Seconds for which an agent keeps an expired container of another agent. That agent, if it still runs, removes the container earlier.
+/// Seconds for which an agent keeps an expired container of another agent. If the other agent still runs, it removes the
+/// container earlier.
 const EXPIRY_MARGIN_S: i64 = 300;
 /// Maximum time of one attempt to remove containers.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,7 +29,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Record of the agent's containers, which outlives the agent.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// `None` means that the record is not stored.
+    /// Path of the file. `None` means that the record is not stored.
     path: Option<PathBuf>,
     content: Mutex<Content>,
 }
@@ -110,7 +111,7 @@ impl Record {
     }
 }
 
-/// Removes the agent's containers whose names are not in `known`, and containers of other agents that have expired. Then removes `volumes`.
+/// Removes the agent's containers whose names are not in `known`, and expired containers of other agents. Then removes `volumes`.
 ///
 /// Containers are removed by their names. So a container that a job has renamed since then is not removed.
 ///
@@ -163,7 +164,7 @@ async fn try_remove(
     }
     let removed = join_all(names_to_remove.iter().map(|name| remove_container(&engine, name))).await;
     for volume in volumes {
-        // The engine has removed it with its container, unless somebody else removed the container.
+        // The engine has removed the volume with its container, unless another program removed the container.
         let _ = engine.remove_volume(volume, None::<RemoveVolumeOptions>).await;
     }
     let problems: Vec<_> = removed.into_iter().filter_map(Result::err).collect();

@@ -100,7 +100,8 @@ pub(super) async fn take(
             reason,
             "prepared container is not usable; the job creates its own one"
         );
-        // The container has either name, even if the answer of the engine was lost.
+        // The answer to the renaming may have been lost, so the container is removed under both names: here under the name of the job, and
+        // under its old name when `taken` is dropped.
         drop(container);
         objects.remove_or_log(engine).await;
         return Ok(None);

@@ -30,7 +30,7 @@ const MAX_ATTEMPTS: u32 = 120;
 /// Maximum number of kinds of containers that are remembered.
 const MAX_KINDS: usize = 200;
 
-/// Containers that wait for a job of this agent. See `[runners.docker.prepared_containers]`.
+/// Prepared containers of an agent, which wait for its jobs (`[runners.docker.prepared_containers]`).
 #[derive(Debug, Default)]
 pub struct PreparedContainers {
     record: Record,
@@ -110,7 +110,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// A job that is creating its containers. Meanwhile, none are prepared.
+/// A job that is creating its containers. Meanwhile, no containers are prepared.
 pub(in super::super) struct Opening<'a>(&'a PreparedContainers);
 
 impl Drop for Opening<'_> {
@@ -121,7 +121,9 @@ impl Drop for Opening<'_> {
 }
 
 impl PreparedContainers {
-    /// Returns the containers of the agent that owns this record, which the next agent reads to remove what a killed agent left.
+    /// Returns the prepared containers of an agent whose record is the file at `path`.
+    ///
+    /// The next agent with the same record removes what a killed agent left.
     #[must_use]
     pub fn recorded_in(path: PathBuf) -> Self {
         Self { record: Record::load(path), ..Self::default() }
@@ -232,7 +234,7 @@ impl PreparedContainers {
         let since = Instant::now();
         let name = format!("{}{:08x}", self.record.prefix(), rand::rng().random::<u32>());
         let max_idle = self.state.lock().kinds.get(template.key()).map(|kind| kind.usage.max_idle());
-        // The pool does not wait for an engine after its end. `close` removes what the engine has created.
+        // When the pool is closed, nothing waits for an engine anymore. `close` removes what the engine has created.
         let created = match self.record.add(template.engine()) {
             Ok(()) => {
                 let creating = Box::pin(template.create(&name, max_idle.unwrap_or_default(), &self.stop));
@@ -294,7 +296,7 @@ impl State {
         }
     }
 
-    /// Requests the removal of containers that are not known to wait, and of the volumes of such a container.
+    /// Requests the removal of all containers of the agent that neither wait nor were just taken, and of `volumes`.
     fn remove_soon(&mut self, engine: &DockerEngine, now: Instant, volumes: &[String]) {
         match self.removals.iter_mut().find(|removal| removal.engine == *engine) {
             Some(removal) => {

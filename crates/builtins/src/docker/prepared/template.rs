@@ -1,4 +1,4 @@
-//! What a container is, apart from the job that uses it. From this, a container can be created before its job exists.
+//! Description of a container without the job that uses it. From this, a container can be created before its job exists.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_decides_what_a_container_is_changes_the_key() {
+    fn each_property_of_a_container_changes_the_key() {
         let original = key(&job(1, "a"), "sha256:1");
         assert_ne!(original, key(&job(1, "b"), "sha256:1"), "checkout of another project");
         assert_ne!(original, key(&job(1, "a"), "sha256:2"), "newer image");

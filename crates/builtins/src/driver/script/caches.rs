@@ -1,6 +1,6 @@
 //! Commands that restore and save caches with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 10).
 //!
-//! The program may have any version, so only flags that old versions know are used. They cannot name the other form of a cache key, under
+//! The program may have any version, so only flags that old versions know are used. These flags cannot name the other form of a cache key, under
 //! which an earlier job may have stored the archive.
 
 use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, CacheSave};
