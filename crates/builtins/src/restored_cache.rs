@@ -11,8 +11,8 @@ pub(crate) type ChangeTime = (i64, i64);
 /// End of the restore of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Identity of the archive. Another job may have replaced it.
-    pub(crate) archive: (u64, ChangeTime),
+    /// Inode number and modification time of the archive. They show whether another job has replaced it.
+    pub(crate) archive: (u64, (i64, i64)),
     /// Time at which the restore ended.
     pub(crate) at: ChangeTime,
 }
@@ -38,6 +38,6 @@ pub(crate) fn change_time(file: &Metadata) -> ChangeTime {
     (file.ctime(), file.ctime_nsec())
 }
 
-fn identity(archive: &Metadata) -> (u64, ChangeTime) {
+fn identity(archive: &Metadata) -> (u64, (i64, i64)) {
     (archive.ino(), (archive.mtime(), archive.mtime_nsec()))
 }

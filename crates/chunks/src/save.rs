@@ -94,7 +94,7 @@ impl Save<'_> {
     /// Stores the new chunks and the index in the directory of the store.
     ///
     /// # Errors
-    /// [`SaveError`]. Packs that were already stored are deleted later, as unused ones.
+    /// [`SaveError`]. Packs that were already stored are unused objects, which a later collection deletes.
     pub fn run(&self) -> Result<Saved, SaveError> {
         let mut writer = Writer { index: Index::default(), packs: Packs::new(self), large: None };
         thread::scope(|scope| {

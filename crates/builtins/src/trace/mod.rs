@@ -85,7 +85,7 @@ struct Channel {
 
 /// Masks the output of a stream.
 ///
-/// Preparing the search for the secrets takes time, so it starts with the next output, and not with each value that the job adds.
+/// Preparing the search for the secrets takes time. It is therefore prepared at the next output, and not for each value that the job adds.
 #[derive(Default)]
 struct StreamMasker(Option<Masker>);
 
@@ -265,7 +265,7 @@ impl Inner {
         if self.faulted {
             return Ok(());
         }
-        // Without timestamps, `streams` does not contain the output, so the loop below does not write what is held back.
+        // Without timestamps, `streams` does not contain `Stream::Output`, so the loop below does not write what is held back.
         let held = self.added_masks.as_mut().and_then(AddedMasks::finish);
         held.map_or(Ok(()), |part| self.write_part(part))?;
         for stream in self.streams() {
