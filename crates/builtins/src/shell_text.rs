@@ -82,7 +82,7 @@ pub(crate) fn print(body: &mut String, line: &str) {
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }
 
-/// Adds commands that print `shown`, a command of several lines, in a section (docs/spec/job-execution.md, section 1.8).
+/// Adds commands that print `shown`, a command of several lines, in a section. See docs/spec/job-execution.md, section 1.8.
 ///
 /// The section is closed before the command runs.
 fn print_in_section(body: &mut String, section: &str, shown: &str) {

@@ -107,7 +107,7 @@ impl Variables {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns the variables for a second agent that runs steps of the job, without those of [`Variables::set`].
+    /// Returns the variables for a second agent that runs steps of the job. Those of [`Variables::set`] are left out.
     pub(crate) fn current(&self) -> Vec<Variable> {
         let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
@@ -155,7 +155,7 @@ impl Variables {
 
     /// Writes the missing files of file variables.
     ///
-    /// Missing are the files of variables that were added, and files that a script or a cleanup job of the machine has removed.
+    /// A file is missing if its variable was added, or if a script or a cleanup job of the machine has removed the file.
     ///
     /// # Errors
     /// A file cannot be written.

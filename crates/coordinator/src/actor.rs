@@ -207,7 +207,7 @@ impl Actor {
 
     /// Assigns jobs, writes the batch and sends the answers.
     ///
-    /// Repeats this if a change was rolled back although the write succeeded, or if the first write succeeds again.
+    /// Repeats this if a change was rolled back although the write succeeded, or if a write succeeds after failed ones.
     async fn commit(&mut self) {
         loop {
             let was_failing = self.storage_problem.is_some();

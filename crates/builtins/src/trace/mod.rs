@@ -66,7 +66,7 @@ struct Inner {
     faulted: bool,
 }
 
-/// Buffers for one piece of output: what is masked, and what is stamped.
+/// Buffers for one piece of output: after masking, and with timestamps.
 #[derive(Default)]
 struct Buffers {
     masked: Vec<u8>,
@@ -94,7 +94,7 @@ impl StreamMasker {
         self.0.get_or_insert_with(|| Masker::new(secrets)).push(bytes, out);
     }
 
-    /// Appends the output that was held back. Output after it is masked with the secrets of that time.
+    /// Appends the output that was held back. Later output is masked with the secrets that are known then.
     fn finish(&mut self, out: &mut Vec<u8>) {
         if let Some(mut masker) = self.0.take() {
             masker.finish(out);
@@ -240,7 +240,7 @@ impl Inner {
         self.write_all_held()
     }
 
-    /// Writes what the maskers of all streams hold back. The output after it is masked with the secrets of now.
+    /// Writes what the maskers of all streams hold back. Later output is masked with all secrets that are known then.
     fn write_all_held(&mut self) -> io::Result<()> {
         self.streams().into_iter().try_for_each(|stream| self.write_held(stream, false))
     }

@@ -33,7 +33,7 @@ pub(super) struct Traces {
 #[derive(Debug)]
 struct Trace {
     path: PathBuf,
-    /// `None` means that the next append opens the file and reads its length.
+    /// `None` means that the next append or checksum opens the file and reads its length.
     writer: Option<Writer>,
 }
 
