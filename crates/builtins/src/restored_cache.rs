@@ -11,8 +11,8 @@ pub(crate) type ChangeTime = (i64, i64);
 /// Record of the restore of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Inode number and modification time of the archive. They show whether another job has replaced it.
-    pub(crate) archive: (u64, (i64, i64)),
+    /// Inode number and modification (not change) time of the archive. They show whether another job has replaced it.
+    pub(crate) archive: (u64, ChangeTime),
     /// Time at which the restore ended.
     pub(crate) at: ChangeTime,
 }
@@ -40,6 +40,6 @@ pub(crate) fn change_time(file: &Metadata) -> ChangeTime {
     (file.ctime(), file.ctime_nsec())
 }
 
-fn identity(archive: &Metadata) -> (u64, (i64, i64)) {
+fn identity(archive: &Metadata) -> (u64, ChangeTime) {
     (archive.ino(), (archive.mtime(), archive.mtime_nsec()))
 }

@@ -149,7 +149,7 @@ mod tests {
     use super::super::testing::{clean, clean_with, found, found_with};
 
     #[test]
-    fn c014_invalid_addresses_formats_and_timeouts_are_reported() {
+    fn c014_invalid_addresses_are_reported() {
         assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
         assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: `xml` is not a valid log_format"));
         assert!(found("C014", "shutdown_timeout = -5").contains("is treated as 30"));
