@@ -8,17 +8,19 @@ use std::path::Path;
 /// Time at which the system changed a file last, in seconds and nanoseconds. Unlike the modification time, no program can set it.
 pub(crate) type ChangeTime = (i64, i64);
 
-/// End of the restore of an archive.
+/// Record of the restore of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Identity of the archive. Another job may have replaced it.
+    /// Inode number and modification (not change) time of the archive. They show whether another job has replaced it.
     pub(crate) archive: (u64, ChangeTime),
     /// Time at which the restore ended.
     pub(crate) at: ChangeTime,
 }
 
 impl Restored {
-    /// Returns the record of a restore from an open archive that has just ended. `directory` is on the file system of the restored files.
+    /// Returns the record of a restore that has just ended.
+    ///
+    /// `archive` is the metadata of the open archive, and `directory` is on the file system of the restored files.
     ///
     /// # Errors
     /// The error of the system.

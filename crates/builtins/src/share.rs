@@ -96,8 +96,9 @@ impl JobResources {
     }
 }
 
-/// Returns the resource usage of a job that took `wall`. All its processes must have ended. `network` is `None` if the traffic cannot be
-/// counted.
+/// Returns the resource usage of a job or of a service, which took `wall`. All its processes must have ended.
+///
+/// `network` is `None` if the traffic cannot be counted, or belongs to the job as a whole.
 pub(crate) fn usage(processes: &Processes, network: Option<&JobNetwork>, wall: Duration) -> ResourceUsage {
     let counters = processes.usage_counters();
     let traffic = network.map(JobNetwork::traffic);

@@ -82,7 +82,9 @@ pub(crate) fn print(body: &mut String, line: &str) {
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }
 
-/// Prints `shown`, a command of several lines, in a section, which is closed before the command runs (docs/spec/job-execution.md, section 1.8).
+/// Adds commands that print `shown`, a command of several lines, in a section. See docs/spec/job-execution.md, section 1.8.
+///
+/// The section is closed before the command runs.
 fn print_in_section(body: &mut String, section: &str, shown: &str) {
     let _ = writeln!(
         body,

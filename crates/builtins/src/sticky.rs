@@ -5,7 +5,7 @@
 //! <root>/<name>.lock   locked (shared) while jobs use the directory; the modification time is the time of the last use
 //! ```
 //!
-//! After each job, contexts that have not been used for too long are removed. Then the least recently used ones are removed until the
+//! After each job, contexts whose last use is too long ago are removed. Then the least recently used ones are removed until the
 //! rest is small enough. A context that a job uses is never removed. The system releases the lock of a process that ended.
 
 use std::fs::{self, DirBuilder, File};
@@ -196,6 +196,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let error = StickyDir::open(settings(root.path(), "trapped")).await.unwrap_err();
         assert!(error.to_string().contains("it is a FIFO"), "{error}");
+        // The lock is older than the maximum age, so the next job tries to remove its context.
         let limits = StickyContext { max_age_s: 1, ..settings(root.path(), "other") };
         let time = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = rustix::fs::Timestamps { last_access: time, last_modification: time };

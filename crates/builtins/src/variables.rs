@@ -107,7 +107,7 @@ impl Variables {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns the current variables, for a second agent that runs steps of the job.
+    /// Returns the variables for a second agent that runs steps of the job. Those of [`Variables::set`] are left out.
     pub(crate) fn current(&self) -> Vec<Variable> {
         let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
@@ -131,7 +131,7 @@ impl Variables {
         payload.chain(from_gitlab_env).chain(added).collect()
     }
 
-    /// Returns the values that must be masked.
+    /// Returns the values of the payload that must be masked.
     pub fn masked(&self) -> impl Iterator<Item = &str> {
         self.all.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str())
     }
@@ -153,7 +153,9 @@ impl Variables {
         Ok(())
     }
 
-    /// Recreates files that [`Variables::write_files`] wrote, and that a script or a cleanup job of the machine has removed since then.
+    /// Writes the missing files of file variables.
+    ///
+    /// A file is missing if its variable was added, or if a script or a cleanup job of the machine has removed the file.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -209,7 +211,7 @@ impl Variables {
         if is_unchanged && remove_content(temp_dir).is_ok() { Ok(()) } else { remove_tree(temp_dir) }
     }
 
-    /// Returns the environment of a process: `base`, then the variables of the job, then those that it wrote to `GITLAB_ENV`.
+    /// Returns the environment of a process: `base`, then the variables of the job. Later values replace earlier ones.
     ///
     /// The environment does not contain the variables of [`Variables::exports`].
     #[must_use]
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn gitlab_env_overrides_all_other_variables() {
+    fn gitlab_env_overrides_the_variables_of_the_payload() {
         let dir = tempfile::tempdir().unwrap();
         let variables = Variables::new(vec![variable("A", "1", false), variable("A", "2", false)]);
         fs::write(dir.path().join(ENV_FILE), "A=3\nno assignment\nB=x=y\n").unwrap();

@@ -25,9 +25,11 @@ const REFERENCE: &str = "/reference.json";
 pub struct CollectOptions {
     /// Current time.
     pub now: SystemTime,
-    /// Time after which an unused object is marked, and then the same time again until it is deleted. It must be longer than the longest job.
+    /// Minimum age of an unused object that is marked, and minimum time between its mark and its deletion.
+    ///
+    /// It must be longer than the longest job.
     pub grace: Duration,
-    /// Time after the last save at which a cache is deleted. `None` means never.
+    /// A cache is deleted if no job has saved it for this time. `None` means that no cache is deleted.
     pub max_age: Option<Duration>,
     /// Minimum time between two collections of a store. A store that was collected more recently is left out. `None` means that all stores
     /// are collected.

@@ -42,7 +42,7 @@ const READ_EXPIRY: Duration = Duration::from_secs(60);
 /// Reason why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheStoreError {
-    /// The settings are not valid, or there are no credentials for the store.
+    /// The settings are not valid, there are no credentials for the store, or a request of the manager has failed.
     #[error("the object store for caches cannot be used")]
     Store(#[from] object_store::Error),
     /// The address of the server is not valid.
@@ -97,7 +97,7 @@ pub struct SignedUpload {
 pub struct UploadOptions<'a> {
     /// Human-readable key of the cache, for the metadata of the object.
     pub cache_key: &'a str,
-    /// Maximum size in bytes. 0 means no limit.
+    /// Maximum size in bytes, which only Google Cloud Storage enforces. 0 means no limit.
     pub max_bytes: u64,
 }
 

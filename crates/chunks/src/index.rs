@@ -171,7 +171,7 @@ impl Index {
         self.chunks.get(usize::try_from(position).ok()?)
     }
 
-    /// Returns whether both have the same files. Their times and the places of their chunks may differ.
+    /// Returns whether this index and `other` have the same files. The times and the places of chunks may differ.
     pub(crate) fn has_same_files(&self, other: &Self) -> bool {
         if self.entry_count != other.entry_count || self.bytes != other.bytes {
             return false;
@@ -221,7 +221,7 @@ impl Index {
     /// Reads the index that a reference names.
     ///
     /// # Errors
-    /// [`ChunkError::Damaged`] if the bytes are not those that were saved for the key and the level of the reference.
+    /// [`ChunkError::Damaged`] if the bytes are not those that were saved for the key and the level of the reference, or exceed the limits.
     pub fn decode(object: &[u8], reference: &Reference, limits: &Limits) -> Result<Self, ChunkError> {
         let is_named = blake3::hash(object).to_hex().as_str() == reference.index_hash;
         if !is_named || object.len() as u64 != reference.index.size {

@@ -257,7 +257,7 @@ struct Content<'r, 'a> {
     at: usize,
     /// Whether `reader.content` contains a chunk of this file.
     is_begun: bool,
-    /// Number of bytes from packs.
+    /// Length of the chunks that were read from packs, in bytes.
     loaded: u64,
 }
 

@@ -27,7 +27,7 @@ use crate::store::Store;
 use packs::Packs;
 use parts::{Found, Part, PartResult, Plan};
 
-/// Inverse of the share of a cache that each save may copy from old packs to new ones, so that the number of packs stays small.
+/// Inverse of the share of the used bytes in old packs that a save may copy to new ones. Copying keeps the number of packs small.
 const COMPACTION_DIVISOR: u64 = 100;
 
 /// Error of a save.
@@ -94,7 +94,7 @@ impl Save<'_> {
     /// Stores the new chunks and the index in the directory of the store.
     ///
     /// # Errors
-    /// [`SaveError`]. Packs that were already stored are deleted later, as unused ones.
+    /// [`SaveError`]. Packs that were already stored are unused objects, which a later collection deletes.
     pub fn run(&self) -> Result<Saved, SaveError> {
         let mut writer = Writer { index: Index::default(), packs: Packs::new(self), large: None };
         thread::scope(|scope| {
@@ -132,7 +132,9 @@ impl Save<'_> {
         Ok(Saved { reference: Some(reference), packs: new, bytes })
     }
 
-    /// Copies chunks to the new packs from those old packs of which the cache uses least, up to a hundredth of its size.
+    /// Copies chunks to the new packs from those old packs of which the cache uses least.
+    ///
+    /// Copies at most a hundredth of the bytes that the cache uses of old packs.
     fn compact(&self, packs: &mut Packs<'_>) -> Result<(), SaveError> {
         let used = packs.used_by_old();
         let budget = used.iter().map(|(_, bytes)| bytes).sum::<u64>() / COMPACTION_DIVISOR;

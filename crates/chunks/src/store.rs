@@ -4,6 +4,8 @@
 //! <directory of caches>/.chunks/<level>/objects/<name>
 //!                                      /keys/<key>/reference.json
 //!                                      /marks.json
+//!                                      /distrusted/<name>      empty; the object is damaged in the remote store
+//!                                      /lock                   held during a collection
 //! ```
 
 use std::fs;

@@ -72,7 +72,7 @@ fn s3(table: &Table) -> Option<S3Settings> {
     })
 }
 
-/// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the role of the machine is used.
+/// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the credentials come from the environment.
 ///
 /// As in gitlab-runner, a key without `ServerAddress` is used only if `AuthenticationType` requires it.
 pub(super) fn has_access_key(s3: &Table) -> bool {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_a_store_survive_state_log() {
+    fn stored_settings_are_read_again_and_debug_output_hides_the_key() {
         let key =
             "ServerAddress = \"minio:9000\"\nAccessKey = \"k\"\nSecretKey = \"s\"\nServerSideEncryption = \"KMS\"";
         let settings = cache(&format!("Type = \"s3\"\nShared = true\n[runners.cache.s3]\nBucketName = \"b\"\n{key}"));

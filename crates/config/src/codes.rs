@@ -18,7 +18,7 @@ use Severity::{Error, Fatal, Info, Warning};
 pub enum Severity {
     /// The configuration cannot be used. Nothing starts, and a reload keeps the previous configuration.
     Fatal,
-    /// A runner or a setting cannot work, so it is disabled. The rest of the configuration is used.
+    /// A runner or a setting cannot work. The rest of the configuration is used.
     Error,
     /// The configuration works, but probably not as intended.
     Warning,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub struct HostFacts {
     /// Environment of the process.
     pub env: BTreeMap<String, String>,
-    /// Permissions of the file. `None` if it does not exist, or the system has no permissions.
+    /// Permissions of the file. `None` if it does not exist.
     pub mode: Option<u32>,
     /// Whether the file exists.
     pub exists: bool,

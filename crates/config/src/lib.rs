@@ -14,7 +14,8 @@
 //! Invariants:
 //! - A [`Problem`] never contains a secret of the file, and its location always points into the text.
 //! - No input causes a panic.
-//! - A save leaves either the old file or the new one, even if the disk is full or the process is killed.
+//! - A save leaves either the old file or the new one, even if the disk is full or the process is killed. Only a file that is itself a
+//!   mount point is overwritten.
 
 mod autoscaler;
 mod cache;

@@ -255,7 +255,7 @@ IdleTime = 3600
     }
 
     #[test]
-    fn scale_factor_is_bounded_by_idle_counts() {
+    fn old_idle_count_is_the_limit_of_the_scale_factor() {
         let found = autoscaler(
             "executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
                         IdleCount = 20\nIdleScaleFactor = 1.5\n",
@@ -280,7 +280,7 @@ IdleTime = 3600
     }
 
     #[test]
-    fn scale_factor_never_exceeds_idle_count() {
+    fn number_of_idle_machines_never_exceeds_the_old_idle_count() {
         let wanted = |keys: &str| {
             let machine =
                 "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";

@@ -10,7 +10,7 @@
 //! [table] like other.table without key       (a check rejects the key in this table)
 //! ```
 //!
-//! The facts come from gitlab-runner's public documentation and source, release 19.4.
+//! The facts about gitlab-runner's keys come from its public documentation and source, release 19.4.
 
 mod read;
 

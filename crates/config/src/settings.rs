@@ -83,7 +83,7 @@ pub struct Settings {
     pub check_interval: Duration,
     /// Minimum time that a job request stays open before it is canceled, for example in favor of a runner without an open request.
     pub min_hold: Duration,
-    /// The same minimum for requests that no front end holds, because they have no queue version (a runner's first request).
+    /// Like `min_hold`, for requests that no front end holds: a runner's first request, which has no queue version.
     pub answer_timeout: Duration,
     /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
@@ -250,7 +250,7 @@ pub struct RunnerSettings {
     /// System ID of the manager.
     #[serde(default)]
     pub system_id: String,
-    /// Time at which the token was obtained.
+    /// Time at which the token was obtained. `None` means that it is unknown.
     #[serde(default)]
     pub token_obtained_at: Option<SystemTime>,
     /// Time at which the token expires. `None` means never.
@@ -283,7 +283,7 @@ pub struct RunnerSettings {
     /// Name of the executor in the file.
     #[serde(default = "defaults::executor")]
     pub executor: String,
-    /// `bash`, `sh` or `pwsh`.
+    /// `bash`, `sh`, `pwsh` or `powershell`.
     #[serde(default = "defaults::shell")]
     pub shell: String,
     /// Whether shells are started as login shells.

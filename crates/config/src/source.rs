@@ -18,7 +18,7 @@ pub struct ProblemLocation {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// Shown part of the line: up to the end of the value, without secrets, and at most as long as a line of a terminal.
+    /// Shown part of the line, without secrets: up to the end of the value, and shortened if it is long.
     pub text: String,
     /// Number of characters of `text` before the marked part.
     pub mark: usize,

@@ -1,7 +1,7 @@
 //! The event loop: one task that owns all state.
 //!
 //! ```text
-//! wait for a command, a timer or a compiled child configuration
+//! wait for a command, a timer, a compiled child configuration or the expiry of artifacts
 //!   -> read the pipelines that the command needs into memory
 //!   -> process the command, and all other waiting commands, in memory   (answers are staged, not sent)
 //!   -> assign ready jobs to held requests
@@ -94,7 +94,7 @@ pub(crate) enum StagedReply {
     },
 }
 
-/// A staged change whose answer could not be delivered.
+/// A staged change to roll back: its write failed, or its answer could not be delivered.
 enum UndeliveredChange {
     /// The assignment of a job, by its number.
     Assignment(JobId, u32),
@@ -205,7 +205,9 @@ impl Actor {
         false
     }
 
-    /// Assigns jobs, writes the batch and sends the answers. Repeats this until no change is left or a write fails.
+    /// Assigns jobs, writes the batch and sends the answers.
+    ///
+    /// Repeats this if a change was rolled back although the write succeeded, or if a write succeeds after failed ones.
     async fn commit(&mut self) {
         loop {
             let was_failing = self.storage_problem.is_some();
@@ -323,7 +325,7 @@ impl Actor {
         }
     }
 
-    /// Sends the staged answers. Returns the changes whose answers could not be delivered.
+    /// Sends the staged answers. Returns the changes to roll back.
     fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
@@ -351,7 +353,7 @@ impl Actor {
         undelivered
     }
 
-    /// Rolls back a change whose answer could not be delivered.
+    /// Rolls back a change that was not written, or whose answer could not be delivered.
     fn roll_back(&mut self, undelivered: UndeliveredChange) {
         match undelivered {
             UndeliveredChange::Assignment(job, assignment) => self.requeue(job, assignment),

@@ -1,6 +1,6 @@
 //! Handles commands in the actor, and implements those of the crate's own API: create, start, cancel, retry and show pipelines and jobs.
 //!
-//! The commands of runner managers are implemented in `assign`, `reports` and `registry`.
+//! Most commands of runner managers are implemented in `assign`, `reports` and `registry`.
 
 use std::io;
 use std::path::Path;

@@ -207,8 +207,9 @@ pub(crate) enum TokenUse {
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
     Work,
-    /// Upload or download of artifacts. Any machine can do this, so it does not count as contact of the manager (docs/spec/runner-api.md,
-    /// section 9.2).
+    /// Upload or download of artifacts (docs/spec/runner-api.md, section 9.2).
+    ///
+    /// It postpones the timeout of the job for missing contact. Any machine can do this, so it is not recorded as contact of the manager.
     Transfer,
     /// Reading the repository, by the job itself. Does not count as contact of the manager, and does not accept the job.
     Read,

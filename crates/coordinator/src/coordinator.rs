@@ -43,6 +43,9 @@ const MAX_EVENTS: usize = 4096;
 /// Holds pipelines and jobs, assigns jobs to runner managers, and stores traces and artifacts.
 ///
 /// Cheap to share. Implements [`muster_runner_api::service::RunnerService`] for the server routes.
+///
+/// Besides the errors that a method lists, a call can fail with [`CoordinatorError::Store`], and after the shutdown with
+/// [`CoordinatorError::Closed`].
 #[derive(Debug)]
 pub struct Coordinator {
     pub(crate) options: Options,

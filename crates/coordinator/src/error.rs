@@ -1,4 +1,4 @@
-//! Errors of the coordinator. Messages for storage errors include the remedy.
+//! Errors of the coordinator. Messages about a state directory that cannot be opened include the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};

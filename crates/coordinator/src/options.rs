@@ -98,7 +98,9 @@ pub struct Limits {
     ///
     /// [`crate::Coordinator::attach_sources`] provides the files. Defaults to 60 seconds.
     pub sources_timeout: Duration,
-    /// Minimum time between two trace uploads while a user reads the trace, sent in whole seconds. Defaults to 3 seconds.
+    /// Minimum time between two trace uploads while a user reads the trace. Defaults to 3 seconds.
+    ///
+    /// Runner managers get this time in whole seconds.
     pub trace_interval: Duration,
     /// Minimum time between two trace uploads while no user reads the trace. Defaults to 60 seconds.
     ///

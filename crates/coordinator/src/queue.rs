@@ -45,7 +45,7 @@ impl Requirement {
     }
 }
 
-/// Position of a job in its group: longest remaining path first, then the oldest job.
+/// Position of a job in its group. The longest remaining path in its pipeline comes first, then the lowest ID.
 type QueuePosition = (Reverse<u64>, JobId);
 
 /// The queue of one coordinator.

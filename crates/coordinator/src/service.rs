@@ -236,7 +236,7 @@ impl Coordinator {
         self.try_call(command).await.unwrap_or_else(|| Err(closed()))
     }
 
-    /// Sends a command and returns the answer. `None` if the coordinator stopped without one.
+    /// Sends a command and returns the answer. `None` if the coordinator got the command and stopped without an answer.
     async fn try_call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Option<Result<T, ServiceError>> {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(command(reply)).await.is_err() {

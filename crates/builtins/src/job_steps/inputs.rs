@@ -90,7 +90,7 @@ pub(super) fn spec(name: &str) -> Option<Spec> {
 /// Returns the inputs of a call.
 ///
 /// # Errors
-/// [`Failure::Step`] if an input has another type.
+/// [`Failure::Step`] if an input does not have the type of its field in `T`.
 pub(super) fn parsed<T: DeserializeOwned>(inputs: &Map<String, Value>) -> Result<T, Failure> {
     let read = |(name, value): (&String, &Value)| (name.clone(), whole(value));
     let inputs = Value::Object(inputs.iter().map(read).collect());

@@ -32,7 +32,7 @@ type Output = Result<Map<String, Value>, PortError>;
 /// Maximum number of services that the lists of steps of one job start.
 const MAX_CALLED_SERVICES: u32 = 32;
 
-/// Steps that store files of the job elsewhere, in the process of the agent, which always has a network.
+/// Steps that store files of the job elsewhere. The agent does this itself, so it would work even if the job has no network.
 const UPLOADS: [&str; 5] =
     ["artifacts/upload", "cache/save", "step/oci/build", "step/oci/promote", "function/oci/publish"];
 

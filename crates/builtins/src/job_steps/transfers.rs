@@ -64,7 +64,7 @@ pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &
         cache.chunks.as_ref().and_then(|chunks| chunks.store.as_ref()).is_some_and(|store| store.upload.is_some())
     };
     if let Some(cache) = caches.iter().find(has_uploads) {
-        // The names of the objects are those of one save. A second save would replace objects that a reader of the first one needs.
+        // The manager has chosen object names for a single save. A second save would replace objects that readers of the first save need.
         return failed(format!(
             "the cache `{}` is stored as chunks, which a job can save only once; the job saves it at its end, so remove this step",
             cache_name(cache)

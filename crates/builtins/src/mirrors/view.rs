@@ -55,7 +55,7 @@ impl View {
         self.is_broken = true;
     }
 
-    /// Removes the view, views of killed agents, and mirrors that were not used for too long. Removes the content of a broken mirror.
+    /// Removes the view, the views of killed agents, and mirrors whose last use is too long ago. Removes the content of a broken mirror.
     pub(crate) fn close(self, mirrors: &Mirrors, trash: &Trash) {
         let Self { mirror, name, _lock, max_age_s, is_broken } = self;
         let views = mirror.views();

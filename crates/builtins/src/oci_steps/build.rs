@@ -1,4 +1,4 @@
-//! Builds an image for each platform. It has one layer for each file or directory, and the files for all platforms come first.
+//! Builds an image for each platform. Each input file or directory becomes one layer, and the layers that all platforms share come first.
 //!
 //! The layers are in files without names in the job's directory, never in memory.
 
@@ -48,7 +48,7 @@ struct PlatformFiles {
 type Artifact = (PathBuf, PathBuf);
 
 /// Platform and files of an image to build.
-struct Layers {
+struct ImageFiles {
     platform: Platform,
     artifacts: Vec<Artifact>,
 }
@@ -115,7 +115,7 @@ pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> O
 }
 
 /// Returns the images that the inputs `common` and `platforms` describe.
-fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<Layers>, PortError> {
+fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<ImageFiles>, PortError> {
     let input = |name: &str| call.inputs.get(name).cloned().unwrap_or(Value::Null);
     let invalid = |name: &str, error: &dyn std::fmt::Display| PortError::Failed(format!("{name} input: {error}"));
     let common: Common = serde_json::from_value(input("common")).map_err(|error| invalid("common", &error))?;
@@ -143,7 +143,7 @@ fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<Layers>, PortE
             os_features,
             features,
         };
-        Ok(Layers { platform, artifacts: common.iter().cloned().chain(artifacts).collect() })
+        Ok(ImageFiles { platform, artifacts: common.iter().cloned().chain(artifacts).collect() })
     };
     platforms.into_iter().map(image).collect()
 }
@@ -169,11 +169,11 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
 }
 
 /// Packs the files into layers, and builds the index of the images. `temp_dir` is the directory for the layers.
-async fn build_index(images: Vec<Layers>, temp_dir: &Path, stop: &StopToken) -> Result<BuiltIndex, PortError> {
+async fn build_index(images: Vec<ImageFiles>, temp_dir: &Path, stop: &StopToken) -> Result<BuiltIndex, PortError> {
     let (temp_dir, stop) = (temp_dir.to_owned(), stop.clone());
     let packed = tokio::task::spawn_blocking(move || {
         let mut packer = Packer { temp_dir, stop, layers: HashMap::new(), left: MAX_BYTES };
-        let image = |Layers { platform, artifacts }: Layers| {
+        let image = |ImageFiles { platform, artifacts }: ImageFiles| {
             let layers = artifacts.into_iter().map(|artifact| packer.layer(artifact)).collect::<Result<_, _>>()?;
             Ok(Image { platform, layers })
         };
@@ -214,7 +214,7 @@ impl Packer {
     }
 }
 
-/// File that is written, unless the step is stopped.
+/// File whose writes fail when the step is stopped.
 struct StoppableWriter<'f> {
     file: &'f mut File,
     stop: &'f StopToken,

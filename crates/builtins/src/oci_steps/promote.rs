@@ -3,7 +3,7 @@
 //! Registries cannot change a tag on a condition, so two jobs that publish at the same time could set `latest` to the lower version. Therefore
 //! each job publishes its version first, then moves the tags, and then reads the versions again. If a higher one appeared meanwhile, the job
 //! moves the tags to that one. Whichever job writes last also reads last, and leaves the highest version. Only a job that is stopped between
-//! the two leaves a lower one.
+//! writing and reading can leave a lower one.
 
 use std::collections::BTreeSet;
 
@@ -89,8 +89,9 @@ async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCa
     )))
 }
 
-/// Moves the tags that point to another version than they should, if they are this version's or were moved before. Returns whether there were
-/// any.
+/// Moves the tags of the series to their highest releases. Returns whether a tag has changed.
+///
+/// Only tags whose highest release is this version are moved, and tags that this job has moved before.
 async fn move_once(
     version: &ImageVersion,
     target: &Registry,

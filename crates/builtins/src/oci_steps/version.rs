@@ -27,8 +27,9 @@ impl ImageVersion {
         format!("{major}.{minor}.{patch}{}", self.suffix)
     }
 
-    /// Returns the tags of the series of this release, and the highest release of each among it and the tags of the repository. A pre-release
-    /// belongs to no series.
+    /// Returns the series of this release. A pre-release belongs to no series.
+    ///
+    /// The highest release of a series is this release, or a higher one among the `existing` tags of the repository.
     pub(super) fn series(&self, existing: &[String]) -> Vec<Series> {
         let [major, minor, _] = self.numbers;
         if !self.suffix.is_empty() {
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn highest_release_of_a_series_moves_its_tag() {
+    fn each_series_has_its_highest_release() {
         let existing: Vec<String> =
             ["1.2.3", "1.3.0", "2.0.0", "2.1.0-rc1", "latest", "main"].map(str::to_owned).into();
         for (version, highest) in [

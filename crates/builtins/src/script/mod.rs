@@ -1,7 +1,7 @@
 //! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
 //! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input, so that no part
-//! of the script is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
+//! of the script is in an argument list (J6 of ARCHITECTURE.md), and so that the shell does nothing before it is in its cgroup. Variables are in the
 //! environment of the shell. The profile of a login shell could overwrite them, so its script sets them again.
 
 mod offer;
@@ -132,7 +132,7 @@ impl ScriptFrame<'_> {
         of_job.chain(self.script.env.iter().map(|(key, value)| (key.into(), value.into()))).collect()
     }
 
-    /// Returns the process of a shell that reads `text`.
+    /// Returns the process of a shell. `text` is its standard input. `None` means that the script is in a file.
     fn shell_process(&self, context: &Context, program: PathBuf, args: Vec<OsString>, text: Option<String>) -> Command {
         let mut env = context.environment();
         if self.script.by_operator {

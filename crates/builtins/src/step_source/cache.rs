@@ -26,7 +26,7 @@ pub struct StepCache {
     /// Directory of the entries. `None` means that nothing is cached.
     directory: Option<PathBuf>,
     max_bytes: u64,
-    /// Locks of the entries that are being fetched.
+    /// Locks of the entries, by key. A job holds the lock while it fetches or reads the entry.
     entries: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Held shared while an entry is used, and exclusively while entries are removed.
     users: Arc<RwLock<()>>,
@@ -56,7 +56,7 @@ impl StepCache {
         Ok(Self { directory: Some(directory), max_bytes: MAX_BYTES, ..Self::default() })
     }
 
-    /// Waits until no other job fetches the entry `kind`/`name`.
+    /// Waits until no other job uses the entry `<kind>-<name>`, and returns the right to use it.
     pub(super) async fn entry(&self, kind: &str, name: &str) -> io::Result<EntryGuard> {
         let key = format!("{kind}-{name}");
         let lock = Arc::clone(self.entries.lock().entry(key.clone()).or_default());

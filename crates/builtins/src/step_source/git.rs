@@ -22,7 +22,7 @@ use crate::git_http::{self, Clients, Credentials, Session, without_credentials};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time without a byte from the server.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum number of bytes that are received for one source.
+/// Maximum number of bytes that are received in one fetch. A source can need several fetches.
 const MAX_BYTES: usize = 1024 * 1024 * 1024;
 /// Minimum number of digits of a shortened hash.
 const MIN_HASH_DIGITS: usize = 8;
@@ -153,7 +153,7 @@ async fn run<T: Send + 'static>(
     })
 }
 
-/// Adds the remedy to an error of the first requests.
+/// Adds a remedy to a network error, unless it already has one.
 fn with_remedy(error: git2::Error) -> git2::Error {
     if error.class() != git2::ErrorClass::Net || error.message().ends_with(ACCESS) {
         return error;
@@ -209,7 +209,7 @@ impl Connection {
         Ok(Resolved { commit, reference: None })
     }
 
-    /// Returns the branches and tags of the server with their commits.
+    /// Returns the references of the server, such as branches and tags, with their commits.
     fn references(&self) -> Result<Vec<(String, String)>, git2::Error> {
         let mut remote = git2::Remote::create_detached(self.url.as_str())?;
         remote.connect(Direction::Fetch)?;

@@ -53,7 +53,7 @@ pub(super) async fn fetch(
             )));
         }
         let (digest, index) = registry.resolve(request.pin.unwrap_or(tag)).await.map_err(|error| failed(&error))?;
-        // As for Git repositories, notices that cannot be read do not fail the jobs that use the step.
+        // Notices that cannot be read do not fail the jobs that use the step.
         let notices = registry_notices(&registry, digest, &index).await.unwrap_or_else(|error| {
             tracing::warn!(error = error_chain(&error), "failed to read the notices about a step, ignoring them");
             Vec::new()

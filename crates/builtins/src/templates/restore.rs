@@ -1,7 +1,7 @@
 //! Restores a directory to the state of a [`Tree`], whatever a job has changed in it, with as few changes as possible.
 //!
-//! Creating and removing files is most of the work of a checkout, and the cost of each file rises with their number: before ext4 creates
-//! a file, it skips the inode numbers of all files that were removed in the last minutes.
+//! Creating and removing files is most of the work of a checkout. On ext4, removing files also makes it slower to create others: ext4 skips
+//! the inode numbers of all files that were removed in the last minutes.
 //!
 //! A file or directory is unchanged if its inode and its ctime are the same as after the last restore, because programs cannot set
 //! the ctime. If the restore was so recent that a later change could have the same ctime, the contents are compared.
@@ -81,7 +81,7 @@ impl Restore<'_> {
     }
 }
 
-/// State of a running restore. The item for the root has index 0, the one for the first entry has index 1.
+/// State of a running restore. In `stamps`, the root has index 0, and the first entry of the tree has index 1.
 struct RestoreRun<'a> {
     restore: Restore<'a>,
     uid: u32,

@@ -128,7 +128,9 @@ fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize)
     }
 }
 
-/// Returns the permission bits, for directories without setuid, setgid and sticky bit, which may be inherited from the parent.
+/// Returns the permission bits.
+///
+/// Those of a directory do not include setuid, setgid and the sticky bit, which may be inherited from the parent.
 pub(super) fn permissions(metadata: &fs::Metadata) -> u32 {
     metadata.permissions().mode() & if metadata.is_dir() { 0o777 } else { 0o7777 }
 }

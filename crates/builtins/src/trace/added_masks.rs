@@ -49,7 +49,7 @@ impl AddedMasks {
         Self { line: Line::Candidate(Vec::new()), values: 0, bytes: 0 }
     }
 
-    /// Returns the parts of more output. The end of the output may be held back.
+    /// Processes more output, and returns its parts. The end of the output may be held back.
     pub(super) fn push<'a>(&mut self, mut bytes: &'a [u8]) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
         while !bytes.is_empty() {

@@ -66,7 +66,7 @@ struct Inner {
     faulted: bool,
 }
 
-/// Buffers for one piece of output: what is masked, and what is stamped.
+/// Buffers for one piece of output: after masking, and with timestamps.
 #[derive(Default)]
 struct Buffers {
     masked: Vec<u8>,
@@ -85,7 +85,7 @@ struct Channel {
 
 /// Masks the output of a stream.
 ///
-/// Preparing the search for the secrets takes time, so it starts with the next output, and not with each value that the job adds.
+/// Preparing the search for the secrets takes time. It is therefore prepared at the next output, and not for each value that the job adds.
 #[derive(Default)]
 struct StreamMasker(Option<Masker>);
 
@@ -94,7 +94,7 @@ impl StreamMasker {
         self.0.get_or_insert_with(|| Masker::new(secrets)).push(bytes, out);
     }
 
-    /// Appends the output that was held back. Output after it is masked with the secrets of that time.
+    /// Appends the output that was held back. Later output is masked with the secrets that are known then.
     fn finish(&mut self, out: &mut Vec<u8>) {
         if let Some(mut masker) = self.0.take() {
             masker.finish(out);
@@ -240,7 +240,7 @@ impl Inner {
         self.write_all_held()
     }
 
-    /// Writes what the maskers of all streams hold back. The output after it is masked with the secrets of now.
+    /// Writes what the maskers of all streams hold back. Later output is masked with all secrets that are known then.
     fn write_all_held(&mut self) -> io::Result<()> {
         self.streams().into_iter().try_for_each(|stream| self.write_held(stream, false))
     }
@@ -265,7 +265,7 @@ impl Inner {
         if self.faulted {
             return Ok(());
         }
-        // Without timestamps, `streams` does not contain the output, so the loop below does not write what is held back.
+        // Without timestamps, `streams` does not contain `Stream::Output`, so the loop below does not write what is held back.
         let held = self.added_masks.as_mut().and_then(AddedMasks::finish);
         held.map_or(Ok(()), |part| self.write_part(part))?;
         for stream in self.streams() {

@@ -51,7 +51,7 @@ impl LineTimestamper {
         }
     }
 
-    /// Writes the line that was held back, with this end of it.
+    /// Writes the line that was held back, followed by `end`. `unfinished` means that the next line continues this one.
     fn emit(&mut self, time: &str, end: &[u8], unfinished: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(time.as_bytes());
         out.extend_from_slice(self.tag.as_bytes());

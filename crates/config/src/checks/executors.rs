@@ -99,7 +99,7 @@ fn check_shell(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks values that gitlab-runner reports only in its command `lint` (check C014).
+/// Checks the shell, and values below the minimum, which are treated as another value (check C014).
 fn check_values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {

@@ -129,7 +129,7 @@ fn check_shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// Checks for a token that expires before the running manager can renew it (check C028).
+/// Checks for a token that expires, and that is not renewed in the file before (check C028).
 fn check_token_expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let rotation_disabled = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);

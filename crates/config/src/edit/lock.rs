@@ -21,7 +21,7 @@ pub struct ConfigLock {
 
 /// Locks the configuration for a running manager, so that no second manager uses it.
 ///
-/// If the directory is not writable, the file itself is locked. It cannot be replaced in such a directory.
+/// If the directory is not writable, the file itself is locked. No save can replace the locked file there.
 ///
 /// # Errors
 /// [`EditError::Locked`] without waiting if another process holds the lock. [`EditError::Io`] if the lock cannot be created.
@@ -43,7 +43,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     }
 }
 
-/// Returns a lock without effect for a file that does not exist and cannot be created, because no process can share it.
+/// Returns a lock without effect, for a file that does not exist and cannot be created. No other process can use such a file.
 fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError> {
     let null = File::open("/dev/null");
     null.map(|file| ConfigLock { _file: file }).map_err(|_| EditError::Io {

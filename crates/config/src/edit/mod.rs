@@ -42,7 +42,7 @@ pub use lock::{ConfigLock, lock_for_manager};
 /// Maximum time that a writer waits for another writer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reason why a file was not changed. Its content is unchanged.
+/// Reason why a file was not changed. Only a file that is a mount point can be incomplete after a failed save.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
     /// Another process has locked the file.
@@ -115,7 +115,7 @@ pub struct NewToken {
     pub token: Secret,
     /// ID of the runner on the server. `None` if the server did not return an ID.
     pub id: Option<i64>,
-    /// Time at which the token was created.
+    /// Time at which the token was created. `None` means that it is unknown.
     pub obtained_at: Option<OffsetDateTime>,
     /// Time at which the token expires. `None` means never.
     pub expires_at: Option<OffsetDateTime>,

@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Returns a number of at least 0.
+    /// Returns a finite number of at least 0. `None` means that it is not set or invalid.
     pub(super) fn amount(&mut self, key: &str) -> Option<f64> {
         let value = self.table.float(key)?;
         if value.is_finite() && value >= 0.0 {
@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         self.table.time(key).unwrap_or(default)
     }
 
-    /// Returns the value that belongs to the word in the file.
+    /// Returns the value that belongs to the word in the file. `None` means that the word is not set or unknown.
     pub(super) fn one_of<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let value = self.table.str(key)?;
         let found = words.iter().find(|(word, _)| *word == value);

@@ -30,9 +30,9 @@ pub struct CacheSettings {
 pub struct ChunkCollectionSettings {
     /// Minimum time between two collections of a store.
     pub interval: Duration,
-    /// Time after which unused data is marked. After the same time again, it is deleted.
+    /// Minimum age of unused data that is marked, and minimum time between its mark and its deletion.
     pub grace: Duration,
-    /// Time after the last save at which a cache is deleted. `None` means never.
+    /// A cache is deleted if no job has saved it for this time. `None` means that no cache is deleted.
     pub max_age: Option<Duration>,
 }
 
@@ -66,21 +66,21 @@ pub struct S3Settings {
     pub insecure: bool,
     /// Bucket.
     pub bucket: String,
-    /// Region. `None` means that Amazon S3 is queried for the region of the bucket.
+    /// Region. `None` means `us-east-1` if `server` is set. Otherwise Amazon S3 is queried for the region of the bucket.
     pub region: Option<String>,
-    /// Access key. `None` means the role of this machine.
+    /// Access key. `None` means the credentials in Amazon's environment variables, or else the role of this machine.
     pub access_key: Option<S3AccessKey>,
     /// Encryption of objects at the server.
     pub encryption: Option<S3Encryption>,
     /// Whether Amazon's endpoint for both IPv4 and IPv6 is used. `None` means yes.
     pub dual_stack: Option<bool>,
-    /// Whether the bucket is in the path of URLs instead of the host name. `None` means that the server decides.
+    /// Whether the bucket is in the path of URLs instead of the host name. `None` means that the server's address and the bucket's name decide.
     pub path_style: Option<bool>,
     /// Whether Amazon's transfer acceleration is used.
     pub accelerate: bool,
     /// Role that the manager assumes, with the access key or the role of this machine, to sign the URLs of downloads and uploads.
     pub role: Option<String>,
-    /// Role that the manager assumes to sign the URLs of uploads only.
+    /// Role that the manager assumes to sign the URLs of uploads, and to delete unused chunks. It is ignored if `role` is set.
     pub upload_role: Option<String>,
 }
 

@@ -14,7 +14,7 @@ use super::problem::shown_name;
 use super::tree::{Table, Value, json};
 use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 
-/// Problem of a relative reference, after the name of the step.
+/// Message about a relative reference. It follows the name of the step.
 const RELATIVE_STEP: &str = "is relative to the job's directory, whose content the job controls";
 const RELATIVE_STEP_HELP: &str = "use an absolute path, or a git or OCI reference";
 /// Default of `timeout` of a step.

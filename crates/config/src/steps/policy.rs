@@ -14,11 +14,11 @@ use crate::settings::OperatorStep;
 /// A valid policy file.
 pub(super) struct PolicyFile {
     pub(super) policy: StepPolicy,
-    /// Required steps before each job.
+    /// Steps before each job. They are required by default.
     pub(super) before: Vec<OperatorStep>,
-    /// Required steps after each job.
+    /// Steps after each job. They are required by default.
     pub(super) after: Vec<OperatorStep>,
-    /// Required steps before each upload of artifacts.
+    /// Steps before each upload of artifacts. They are required by default.
     pub(super) before_upload: Vec<OperatorStep>,
 }
 

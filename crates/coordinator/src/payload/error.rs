@@ -2,7 +2,7 @@
 
 use crate::jwt::SignError;
 
-/// Reason why a job has no payload. The message is shown on the job's page and in its trace.
+/// Reason why a job has no payload. Its message becomes the message of the failed job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadError {
     /// The job is a bridge, which does not run on a runner.

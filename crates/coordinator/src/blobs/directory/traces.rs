@@ -1,4 +1,4 @@
-//! Traces in files: one append-only file per job (invariant J3).
+//! Traces in files: one append-only file per job (invariant J3 of ARCHITECTURE.md).
 //!
 //! The length of the file is the acknowledged length. Bytes that start at any other offset are rejected. The response contains the
 //! length, so that the sender can continue from there (docs/spec/runner-api.md, section 11, trap 11). If a write fails halfway, the file
@@ -33,7 +33,7 @@ pub(super) struct Traces {
 #[derive(Debug)]
 struct Trace {
     path: PathBuf,
-    /// `None` means that the next append opens the file and reads its length.
+    /// `None` means that the next append or checksum opens the file and reads its length.
     writer: Option<Writer>,
 }
 
