@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! requests (long polls, one lane each) --payload--> store (state.log) --> one actor per job:
-//!   lower -> lease -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
+//!   lease -> lower -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
 //! ```
 //!
 //! - [`lower`] is pure: it turns a payload into a plan of built-in steps.

@@ -86,7 +86,7 @@ pub struct Manager {
     /// Time of the command to abort, at which `shutdown_timeout` begins.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
-    /// Settings with which each runner sends requests, and the number of their generation.
+    /// Settings with which each runner sends requests, and the number of their generation. New settings of a runner get a new number.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
 }
@@ -214,7 +214,7 @@ impl Manager {
 
     /// Restores the jobs of an earlier manager process.
     ///
-    /// They count for admission even beyond the limits that apply now.
+    /// They count for admission, even beyond the limits that apply now, unless only their report is left.
     fn restore_jobs(&mut self) {
         let mut contexts: Vec<Arc<RunnerContext>> = Vec::new();
         for job in self.store.jobs() {
@@ -291,7 +291,7 @@ impl Manager {
         }
     }
 
-    /// Sends no more requests. Waits for those in flight as long as the coordinator may have answered them.
+    /// Sends no more requests. The main loop still waits for the requests in flight that the coordinator may have answered.
     fn stop_requests(&mut self, run_state: RunState) {
         if self.run_state == RunState::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());

@@ -62,7 +62,7 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The job has a result, and its environment is suspended for a later job. The agent no longer has the job.
+    /// The job has a result, and its environment was suspended for a later job or must be suspended now. The agent may no longer have the job.
     Suspended {
         /// Lease that the job has or had.
         lease: LeaseRecord,
@@ -77,7 +77,7 @@ pub enum JobState {
     },
     /// The manager ended the job without a result from an agent.
     FailedByManager {
-        /// Lease and attempt to close. `None` if the job had no environment.
+        /// Lease and attempt to close. `None` if the job had no environment, or its slot was already released.
         lease: Option<(LeaseRecord, Attempt)>,
         /// Outcome to report.
         outcome: ManagerOutcome,
@@ -135,7 +135,8 @@ impl JobState {
 
     /// Records that user commands may run from now on (R3).
     ///
-    /// On this host that is when the agent accepts the job. On an instance it is when the agent requests approval to start.
+    /// On this host, that is when the agent accepts the job. On an instance, it is when the agent requests approval to start, or before the
+    /// job is sent to an agent that does not request approval.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -181,7 +182,7 @@ impl JobState {
         }
     }
 
-    /// Suspends the environment of a job that has a result, for later jobs of `owner`.
+    /// Records that the environment of a job with a result must be suspended, for later jobs of `owner`.
     ///
     /// `trace_offset` is the length of the trace before the manager's message about the suspension.
     ///
@@ -248,7 +249,9 @@ impl JobState {
         }
     }
 
-    /// Returns the attempt that an agent can have. `None` if no agent can have the job.
+    /// Returns the attempt that an agent can have.
+    ///
+    /// `None` if no agent can have the job, or the manager ended the job after the release of its slot.
     #[must_use]
     pub fn attempt(&self) -> Option<Attempt> {
         match self {

@@ -211,8 +211,8 @@ async fn connect_to_agent(dir: PathBuf) -> Result<ConnectedAgent, ConnectError> 
 
 fn serve(args: ServeArgs) -> ExitCode {
     crate::logging::init_service();
-    // Leave the manager's session, so that signals to it from a terminal or a supervisor do not end the jobs. Fails only
-    // if this process already leads a process group.
+    // Leave the manager's session, so that signals that a terminal or a supervisor sends to the manager do not end the jobs. Fails
+    // only if this process already leads a process group.
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "failed to leave the session of the parent process");
     }

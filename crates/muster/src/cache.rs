@@ -38,7 +38,7 @@ pub(crate) struct GcArgs {
     /// Time after which unused data is marked, and after which marked data is deleted. It must be longer than the longest job.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = flags::go_duration)]
     grace: Duration,
-    /// Time after the last save at which a cache is deleted, such as 720h. Without it, no cache is deleted.
+    /// Delete each cache that no job has saved for this time, such as 720h. By default, no cache is deleted.
     #[arg(long, value_name = "TIME", value_parser = flags::go_duration)]
     max_age: Option<Duration>,
     /// Print what would be deleted, and change nothing.

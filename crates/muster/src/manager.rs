@@ -1,7 +1,7 @@
 //! `muster manager`: requests jobs from a coordinator and runs them on this host.
 //!
 //! On the first SIGTERM or SIGINT, the manager requests no more jobs, and cancels the running jobs or lets them finish (`--on-stop`). On
-//! the second signal, it exits immediately. The agent then keeps running the jobs, and the next start of the manager resumes them.
+//! the second signal, it exits immediately. The next start of the manager then resumes the jobs that still run, and reports the canceled ones.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -94,7 +94,7 @@ pub(crate) struct ManagerArgs {
 enum OnStop {
     /// Wait until the running jobs have finished.
     Drain,
-    /// Cancel the running jobs, and report them as canceled.
+    /// Cancel the running jobs, and report them as failed.
     Cancel,
 }
 
@@ -139,7 +139,7 @@ async fn run_manager(args: ManagerArgs) -> Result<ExitCode, RunError> {
         result = manager.run(commands) => result.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&control, on_stop) => {
             if signals.is_ok() {
-                tracing::warn!("exiting immediately; the next start resumes the running jobs");
+                tracing::warn!("exiting immediately; the next start resumes the running jobs, and reports the canceled ones");
             }
             signals.map(|()| ExitCode::FAILURE).map_err(RunError::Signals)
         }
@@ -222,7 +222,7 @@ fn cache_volume(cache: &Path) -> String {
     format!("muster-ci-cache-{}", hash.get(..16).unwrap_or(&hash))
 }
 
-/// Stops the manager gracefully on the first signal, and returns on the second.
+/// Asks the manager to stop on the first signal, and returns on the second.
 async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -25,7 +25,7 @@ use super::{JobError, backoff, caches, secrets};
 use crate::lower::{JobContext, LowerError, environment_request, job_timeout, suspension};
 use crate::state::JobState;
 
-/// Advice for the author of a job that was lost with its environment.
+/// Advice for the author of a job that waited too long to run, or was lost with its environment.
 const RETRY_HINT: &str =
     "retry the job, or set `retry: { max: 1, when: runner_system_failure }` on it to retry it automatically";
 /// Advice for the author of a job whose environment exists but stopped responding.
@@ -39,7 +39,7 @@ const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Result of dispatching a job to an agent.
 pub(super) enum DispatchOutcome {
-    /// An agent has accepted the job. If `needs_approval` is true, it waits for the manager's approval before the user's first command.
+    /// An agent has accepted the job. If `needs_approval` is true, the agent asks the manager before the user's first command.
     Accepted { needs_approval: bool },
     /// The instance's agent does not support start approval, and did not get the job.
     NoStartApproval,
@@ -66,7 +66,7 @@ impl From<LowerError> for DispatchOutcome {
 }
 
 impl JobActor {
-    /// Waits until one more job may run (J4). An interruption of the job ends the wait.
+    /// Waits until one more job may run (J4). `None` means that it may. Otherwise the job was interrupted or has failed.
     async fn wait_to_run(&mut self) -> Result<Option<Next>, JobError> {
         if self.permit.is_some() {
             return Ok(None);
@@ -182,7 +182,9 @@ impl JobActor {
         }
     }
 
-    /// Returns whether no user command can have run, so that another instance can have the job (J2).
+    /// Returns whether the job can be given to another instance, because no user command can have run (J2).
+    ///
+    /// Jobs on this host are never rescheduled.
     pub(super) fn can_reschedule(&self) -> bool {
         matches!(self.row.state(), JobState::Leased { .. }) && self.is_remote()
     }
@@ -229,7 +231,8 @@ impl JobActor {
 
     /// Connects to the agent and sends `Run` until an agent accepts or refuses the job.
     ///
-    /// Both steps may take `agent_reconnect_timeout`. Returns early if the job is interrupted or the environment is lost.
+    /// Connecting may take `agent_reconnect_timeout`. Waiting for the answer to `Run` may take twice the environment's own timeout, or
+    /// `agent_reconnect_timeout` if the environment has none. Returns early if the job is interrupted or the environment is lost.
     pub(super) async fn dispatch(&mut self) -> Result<DispatchOutcome, Interruption> {
         let (Some(lease), Some(id)) = (self.environment.lease(), self.row.run_id()) else {
             return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
@@ -284,7 +287,7 @@ impl JobActor {
             was_sent: &sent,
         };
         let request = || lowered.request(&id).map_err(|error| AgentError::Refused(error.to_string()));
-        // Twice the timeout, because a broken connection must be noticed first.
+        // Twice the environment's timeout, because a broken connection must be noticed first.
         let mut silence = Silence::new(unresponsive_timeout(environment.as_ref()).map_or(timeout, |limit| limit * 2));
         let run = async {
             tokio::select! {
@@ -341,7 +344,7 @@ impl JobActor {
         };
         let settings = &self.runner.runner;
         let mut job = JobContext {
-            // In an inner environment, the configured directories are those inside.
+            // If jobs run in an inner environment, such as a container, the configured directories are inside it.
             directories: match settings.has_inner_environment() {
                 true => directories,
                 false => directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),

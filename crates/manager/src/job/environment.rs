@@ -25,7 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::CLOSE_TIMEOUT;
 use super::early_release::ReleasedEnvironment;
 
-/// Reason why an environment without the capability is not suspended.
+/// Reason why an environment of an executor that cannot suspend any is not suspended.
 pub(super) const NOT_SUSPENDABLE: &str = "the executor does not run jobs on instances";
 
 /// The execution environment that a job holds. The module documentation shows the transitions.
@@ -40,9 +40,10 @@ pub(super) enum JobEnvironment {
     Leased(Lease),
     /// The job holds the slot, but its agent stopped responding and is no longer contacted.
     Unresponsive(Lease),
-    /// The agent has closed the job, and its environment could not be suspended. `None` if the lease was lost before.
+    /// The job was closed at its agent, and its environment could not be suspended. `None` if the lease was lost before.
     Closed(Option<Lease>),
-    /// The environment is suspended for a later job. Its scaler has ended the lease, so it is not released.
+    /// The environment is suspended for a later job. Its scaler has ended the lease, so the lease is not released. `None` if an earlier
+    /// manager process suspended the environment.
     Suspended(Option<Lease>),
     /// The slot was released and may belong to another job. The agent still keeps this job's log and result.
     Released(ReleasedEnvironment),

@@ -6,8 +6,8 @@
 //! result --stored with the report: suspended--> agent closed --> environment suspended, or not --> message in the trace --> reported
 //! ```
 //!
-//! The agent is not needed after the first of these steps, so a manager that is killed between them can continue. The scaler's ledger
-//! records whether the environment was suspended, under the task key of the job's lease.
+//! After the first of these steps, no answer of the agent is needed, so a manager that is killed between them can continue. The scaler's
+//! ledger records whether the environment was suspended, under the task key of the job's lease.
 
 use muster_agent_api::client;
 use muster_agent_api::result::{JobResult, Outcome};
@@ -183,8 +183,9 @@ impl JobActor {
         }
     }
 
-    /// Ends the job because of an interruption. If an agent has started the job anyway, the clean-up ends it
-    /// there.
+    /// Ends the job because of an interruption.
+    ///
+    /// If an agent has started the job anyway, the clean-up ends it there.
     pub(super) async fn interrupted(&mut self, interruption: &Interruption) -> Result<Next, JobError> {
         let prepare_timeout = self.runner.runner.prepare_timeout.unwrap_or_default();
         match interruption.failure(self.row.state(), prepare_timeout) {

@@ -27,7 +27,7 @@ pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
 /// Result of following a job.
 pub(super) enum FollowOutcome {
-    /// The job has a result, and every byte of its log is acknowledged.
+    /// The job has a result, and every byte of its log is acknowledged, or the coordinator refuses the rest of the log.
     Result(Box<JobResult>),
     /// The coordinator no longer expects the job.
     JobGone,
@@ -54,6 +54,7 @@ impl JobActor {
     /// Follows the job until it has a result.
     ///
     /// Reconnects to an unreachable agent until `agent_reconnect_timeout` or the environment's own timeout has passed.
+    /// Waits longer if no instance is reachable.
     pub(super) async fn follow(&mut self) -> FollowOutcome {
         let timeout = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + timeout;

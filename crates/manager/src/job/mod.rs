@@ -6,7 +6,7 @@
 //! accept the job, whose payload is stored; nothing is started before the coordinator answers    (R1)
 //! query the length of the trace (only after a restart: does the coordinator still expect the job?)
 //! received          -> wait until one more job may run, and for a slot                           (R2)
-//! leased            -> lower, connect, Run; on an instance follow the log until the first user command (R3)
+//! leased            -> connect, lower, Run; on an instance follow the log until the first user command (R3)
 //! running           -> copy the log, wait for the result                                         (R4)
 //! failed_by_manager -> append the manager's message
 //! awaiting_report   -> as running, but without a slot: the coordinator did not accept the report at once

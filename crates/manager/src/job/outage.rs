@@ -43,7 +43,7 @@ impl ReachabilityTracker {
 enum Outage {
     /// No outage is assumed.
     None,
-    /// All other instances were unreachable, too, since this time.
+    /// At this time, all other instances were unreachable, too.
     Since(Instant),
     /// Other instances are reachable again. The instance of this job was given one more timeout.
     Over,
@@ -144,7 +144,7 @@ mod tests {
         assert!(one.extend_deadline());
         two.set_connected(true);
         assert!(one.extend_deadline());
-        assert!(!one.extend_deadline(), "only this instance is unreachable now");
+        assert!(!one.extend_deadline(), "another instance is reachable again, so this one gets only one more timeout");
         tokio::time::advance(MAX_OUTAGE / 2).await;
         drop(two);
         assert!(!three.extend_deadline(), "the outage has lasted too long");

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::lower::{Certificates, JobContext, LowerError, LoweredJob, job_timeout, lower};
 use crate::observe::JobWatch;
 
-/// Number of slots in which no agent can be reached before the job fails.
+/// Number of failed attempts to reach an agent, in one or several slots, after which the job fails.
 const MAX_UNREACHABLE_SLOTS: u32 = 3;
 /// Maximum number of times that a job is rescheduled before it fails.
 const MAX_RESCHEDULES: usize = 10;
@@ -48,13 +48,13 @@ impl Preparation {
         self.deadline
     }
 
-    /// Counts a slot in which no agent was reached. Returns whether the job may try again.
+    /// Counts a failed attempt to reach an agent. Returns whether the job may try again, in this slot or another one.
     pub(super) fn count_unreachable(&mut self) -> bool {
         self.unreachable_slots += 1;
         self.unreachable_slots < MAX_UNREACHABLE_SLOTS
     }
 
-    /// Returns the number of slots in which no agent was reached.
+    /// Returns the number of failed attempts to reach an agent.
     pub(super) fn unreachable_slots(&self) -> u32 {
         self.unreachable_slots
     }

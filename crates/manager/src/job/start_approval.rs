@@ -46,7 +46,9 @@ impl<'a> StartApproval<'a> {
         matches!(self.0, Stage::Done)
     }
 
-    /// Waits for the next stage. Cancel-safe: the next call continues a request that is in flight.
+    /// Waits for the next stage, or forever if [`Self::is_done`].
+    ///
+    /// Cancel-safe: the next call continues a request that is in flight.
     ///
     /// # Errors
     /// The outer error is an error of the agent. The inner error means that the start could not be stored.

@@ -1,8 +1,8 @@
 //! Sends a job's trace and its final update to the coordinator.
 //!
 //! The trace is sent in pieces, in order, each byte once. A job without new output sends a keep-alive instead. The length that the
-//! coordinator acknowledged is authoritative (R5). The uploader buffers at most [`MAX_PIECE_BYTES`] that are not acknowledged. All
-//! other bytes wait in the agent's spool.
+//! coordinator acknowledged is authoritative (R5). The uploader takes no more bytes while it has [`MAX_PIECE_BYTES`] that are
+//! not acknowledged. These bytes wait in the agent's spool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +26,11 @@ const MAX_PIECE_BYTES: usize = 1024 * 1024;
 const UPDATE_INTERVAL: Duration = Duration::from_secs(3);
 /// Time after which a job without new output is reported as running.
 ///
-/// The protocol can cancel a job only in an answer to the manager, so this must be a timer.
+/// The coordinator can cancel a job only in its answer to a call, so the manager must call even if it has nothing to send.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Minimum keep-alive of a job whose coordinator sets its own trace interval.
 ///
-/// Only Muster's own coordinator does so. Calls to it are cheap, so a quiet job contacts it after every tenth interval to notice a
+/// Only Muster's own coordinator does so. Calls to it are cheap, so a quiet job contacts it once in ten intervals to notice a
 /// cancellation early.
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Lower bound of the longest wait between two attempts.
@@ -220,7 +220,7 @@ impl Uploader {
 
     /// Queries the acknowledged length until the coordinator answers, and continues there.
     ///
-    /// Returns [`UploadOutcome::JobGone`] if the coordinator no longer expects the job.
+    /// Returns [`UploadOutcome::JobGone`] if the coordinator no longer expects the job. Gives up if it refuses the trace of an ended job.
     pub(super) async fn resync(&mut self) -> UploadOutcome {
         loop {
             let outcome = self.query_length().await;
@@ -389,7 +389,7 @@ impl Uploader {
         }
         self.was_last_rejected = error.transient().is_none();
         self.watch.repeated();
-        // The longest wait is one update interval: a coordinator that recovers has everything within one interval, and one that is
+        // The longest wait is one update interval (1 to 60 seconds): a coordinator that recovers has everything within one interval, and one that is
         // overloaded gets no more calls than a healthy one.
         self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_wait_is_at_most_one_update_interval() {
+    fn longest_retry_wait_is_one_update_interval_but_at_least_a_second_and_at_most_a_minute() {
         let seconds = Duration::from_secs;
         assert_eq!(retry_cap(UPDATE_INTERVAL), UPDATE_INTERVAL);
         assert_eq!(retry_cap(seconds(60)), seconds(60));

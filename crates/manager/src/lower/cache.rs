@@ -122,7 +122,7 @@ fn is_hash(directory: &str) -> bool {
 /// How a job uses one object in the object store of its runner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheUse {
-    /// Key of the cache as in [`CacheEntry::key`].
+    /// Key of a cache, or an alternate or fallback key, in the form of [`CacheEntry::key`].
     pub(crate) key: String,
     /// Human-readable key.
     pub(crate) name: String,
@@ -139,7 +139,7 @@ pub(crate) struct CacheUse {
 pub(crate) struct ChunkUse {
     /// Key of the cache as in [`CacheEntry::key`].
     pub(crate) key: String,
-    /// Keys from which the cache may be restored if `key` has none.
+    /// Keys from which the cache may be restored if nothing was saved under `key`.
     pub(crate) fallback_keys: Vec<String>,
     /// Human-readable key.
     pub(crate) name: String,

@@ -6,8 +6,8 @@
 //! plan: [ driver/prepare, driver/stage prepare_script, [ driver/stage get_sources, ..., cleanup_file_variables ], driver/cleanup ]
 //! ```
 //!
-//! A driver with a configuration stage chooses the directories of the job itself. Until that stage has run, the plan contains placeholders for
-//! them ([`DRIVER_BUILDS_DIR`], [`DRIVER_CACHE_DIR`] and [`DRIVER_LAYOUT`]).
+//! A driver with a configuration stage chooses the directories of the job. Until that stage has run, the plan contains placeholders for
+//! the directories ([`DRIVER_BUILDS_DIR`], [`DRIVER_CACHE_DIR`] and [`DRIVER_LAYOUT`]).
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories, ..context.clone() }
 }
 
-/// Returns the directory of the job for the agent that runs the driver. It has no checkout.
+/// Returns the directory of the job for the agent that runs the driver. The directory has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))

@@ -69,7 +69,7 @@ pub struct JobContext {
     pub certificates: Certificates,
     /// Files that the job's containers depend on. Empty if the job has no containers.
     pub docker: DockerFiles,
-    /// The job's share of an environment that it shares with other jobs. `None` if it does not share one.
+    /// The job's slot on an instance, with its share of the instance. `None` if the environment has no such slots.
     pub share: Option<SlotShare>,
     /// Signed URLs of the job's caches in the object store of the runner, by the keys of [`CacheUse`].
     pub cache_objects: BTreeMap<String, CacheObject>,
@@ -251,7 +251,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
         step_policy,
         reserved_builtins: steps::reserved(&context.runner.steps),
         share: share::resource_share(payload, context),
-        // Other coordinators do not receive the tree.
+        // Coordinators that do not receive the result tree do not need the records.
         record_calls: wants_result_tree(payload),
         ..JobPlan::default()
     };

@@ -1,4 +1,6 @@
 //! The resources that a job requests, and its share of a machine that it shares with other jobs.
+//!
+//! A sticky context is a directory on a machine in which the jobs of one runner, project and protection level leave files for each other.
 
 use muster_agent_api::builtin::{ResourceShare, StickyContext};
 use muster_config::settings::RunnerSettings;
@@ -20,7 +22,7 @@ const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"]
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
 /// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
-/// Number of hexadecimal digits of the hash of the runner's key in the name of a context. The digits keep runners that share a machine apart.
+/// Number of hexadecimal digits of the hash of the runner's key in the name of a sticky context. The digits keep runners that share a machine apart.
 const RUNNER_DIGITS: usize = 12;
 
 fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
@@ -111,7 +113,7 @@ pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Opti
     })
 }
 
-/// Returns the name of the context that the jobs of one runner, project and protection level share.
+/// Returns the name of the sticky context that the jobs of one runner, project and protection level share.
 pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);

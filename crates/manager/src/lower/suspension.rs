@@ -36,7 +36,7 @@ pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, succe
 /// Reason why jobs cannot suspend or resume environments.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SuspendUnsupported {
-    /// The executor has no instances.
+    /// The executor is not `instance`.
     #[error("the executor `{0}` cannot suspend or resume environments, only `{EXECUTOR}` can")]
     Executor(String),
     /// The runner has no ID, but the keys of environments must contain it.

@@ -29,7 +29,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
                     [runners.autoscaler.vm_isolation]"
             .to_owned());
     }
-    // The expanded name is checked. gitlab-runner checks the name before its variables are expanded, so no pattern can match it.
+    // gitlab-runner checks the name before the variables in it are expanded. Here, the expanded name is checked.
     let allows = |pattern: &String| matches_pattern(pattern, &name);
     if job_image.is_some() && !settings.allowed_images.is_empty() && !settings.allowed_images.iter().any(allows) {
         let allowed = settings.allowed_images.join(", ");

@@ -34,7 +34,7 @@ impl RunLimitTracker {
         self.received = self.received.saturating_add(1);
     }
 
-    /// Starts the wait for a job: the last job has ended, or the manager has started.
+    /// Restarts the wait for a job, because a job has ended or the manager has started.
     pub(super) fn record_idle(&mut self) {
         self.idle_since = Instant::now();
     }

@@ -41,7 +41,8 @@ pub(crate) enum PollResult {
     Canceled,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's own state cannot be written. A job that the request brought was reported as failed.
+    /// The manager's own state cannot be written. If the request brought a new job, the manager tried to report it
+    /// as failed.
     Store(StoreError),
 }
 

@@ -33,7 +33,7 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Backoff between attempts. At the first attempt, at least a quarter of the token's lifetime is left.
+/// Backoff between attempts. The first attempt is made when a quarter of the token's lifetime is left, or later if the manager did not run.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
 /// Minimum time between two resets, for a coordinator whose tokens expire at once.
@@ -62,7 +62,7 @@ impl Renewed {
         settings
     }
 
-    /// Returns the token in the file that `token` replaces.
+    /// Returns the token in the file that `token` replaces, or `token` itself if the file has it.
     fn origin(&self, token: &Secret) -> Secret {
         let renewed = self.0.lock();
         let origin = renewed.iter().find(|(_, new)| new.token.expose() == token.expose());

@@ -1,4 +1,4 @@
-//! A file of lines that only grows, and is compacted when most of its lines are obsolete.
+//! A file to which lines are appended, and which is compacted when most of its lines are obsolete.
 //!
 //! ```text
 //! <CRC-32 of the text, 8 hexadecimal digits> <text>

@@ -194,15 +194,15 @@ impl Store {
         self.index.lock().job(run, runner)
     }
 
-    /// Returns the idempotency key with which a lane of `runner` requests jobs. The key of a lane changes only when a job is
-    /// stored.
+    /// Returns the idempotency key with which a lane of `runner` requests jobs. The key of a lane changes only when
+    /// the lane gets a job.
     ///
     /// # Errors
     /// [`StoreError`] if a new key cannot be stored.
     pub fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Result<String, StoreError> {
         let known = {
             let index = self.index.lock();
-            // A job that could not be stored must not be requested.
+            // No job may be requested if it could not be stored.
             index.check()?;
             index.lane_key(runner, lane).map(str::to_owned)
         };

@@ -16,7 +16,7 @@ pub(super) const VERSION: u32 = 1;
 pub(super) enum Record<'a> {
     /// The first line.
     Version(u32),
-    /// Settings of a runner that received jobs. The key is the SHA-256 of the settings as JSON.
+    /// Settings of a runner that received jobs. `digest` is the SHA-256 of the settings as JSON.
     Runner { digest: &'a str, settings: &'a RunnerSettings },
     /// A lane of a runner, with the idempotency key of its next request.
     Lane(&'a Lane),

@@ -263,7 +263,7 @@ async fn job_refused_by_agent_is_system_failure() {
 }
 
 #[tokio::test]
-async fn result_that_no_agent_returns_is_rejected_before_it_is_read() {
+async fn result_of_more_than_8_mib_is_rejected() {
     for (length, is_rejected) in [(MAX_RESULT_BYTES / 2, false), (MAX_RESULT_BYTES, true)] {
         let (harness, _manager) = with_started_job().await;
         harness.agent.finish_with(RUN, Outcome::Success, |result| result.tree.message = "x".repeat(length));

@@ -15,7 +15,7 @@ pub(super) struct Wave {
     pub(super) jobs: Vec<Duration>,
 }
 
-/// Waves of jobs: cycles of a burst, single jobs, and a pause in which idle instances are deleted.
+/// Waves of jobs: cycles of a burst, waves of one or two jobs, and a pause in which idle instances are deleted.
 #[derive(Debug)]
 pub(super) struct Load {
     /// State of the random number generator.
@@ -29,8 +29,8 @@ pub(super) struct Load {
 const WAVES_PER_CYCLE: usize = 8;
 /// Pause before a burst. Idle instances are deleted in it.
 const CYCLE_PAUSE: Duration = Duration::from_millis(3500);
-/// Pause between single jobs.
-const SINGLE_JOB_PAUSE: Duration = Duration::from_millis(900);
+/// Pause before a wave of one or two jobs.
+const SMALL_WAVE_PAUSE: Duration = Duration::from_millis(900);
 /// Duration of the shortest job, and the maximum random addition to it, in milliseconds.
 const DURATION_MS: (u64, u64) = (400, 1400);
 
@@ -57,7 +57,7 @@ impl Iterator for Load {
         let (after, wanted) = match self.wave % WAVES_PER_CYCLE {
             0 if self.wave == 0 => (Duration::ZERO, self.burst),
             0 => (CYCLE_PAUSE, self.burst),
-            _ => (SINGLE_JOB_PAUSE, 1 + usize::try_from(self.random(2)).unwrap_or(0)),
+            _ => (SMALL_WAVE_PAUSE, 1 + usize::try_from(self.random(2)).unwrap_or(0)),
         };
         self.wave += 1;
         let n = self.remaining.map_or(wanted, |remaining| remaining.min(wanted));

@@ -1,5 +1,5 @@
-//! `unregister`: removes runners from the server and from the file. If a runner was created on the server, the server deletes only this manager
-//! of the runner.
+//! `unregister`: removes runners from the server and from the file. If a runner was created on the server, it stays there, and
+//! the server deletes only the runner's entry for this manager.
 
 use std::process::ExitCode;
 

@@ -56,7 +56,8 @@ pub struct DockerFiles {
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
-    /// Answers of credential helpers. `None` means that the agent runs on this machine and calls the helpers itself.
+    /// Answers of credential helpers. `None` means that the agent runs on this machine and calls the helpers itself, or that the job has no
+    /// containers.
     pub helpers: Option<HelperAnswers>,
 }
 
@@ -113,8 +114,9 @@ pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
     options.filter_map(|option| host_config::seccomp_path(option)).map(str::to_owned).collect()
 }
 
-/// Returns the questions to credential helpers of this machine, for the images of a job that runs on another machine. `None` means that the
-/// agent is on this machine, and calls the helpers itself.
+/// Returns the questions to credential helpers of this machine, for the images of a job that runs on another machine.
+///
+/// `None` means that the agent is on this machine and calls the helpers itself, or that the job has no containers.
 pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Option<BTreeSet<HelperQuestion>> {
     let docker = context.runner.docker.as_deref().filter(|_| is_elsewhere(&context.runner))?;
     let questions = super::with_variables(payload, context, |payload, context, _, variables, _| {
@@ -135,7 +137,7 @@ fn is_elsewhere(runner: &RunnerSettings) -> bool {
 /// Returns whether the engine is on the machine of the agent, as far as the configuration shows.
 pub(super) fn has_local_engine(runner: &RunnerSettings) -> bool {
     let host = runner.docker.as_ref().map(|docker| docker.host.as_str()).unwrap_or_default();
-    // The engine of a machine is used on the machine itself.
+    // With `docker+machine`, the agent uses the engine of the machine on which it runs.
     runner.executor == "docker+machine" || host.is_empty() || host.starts_with("unix://")
 }
 
@@ -162,7 +164,7 @@ pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobC
     })
 }
 
-/// Returns the directory of the job for the agent on the engine's machine. It has no checkout.
+/// Returns the directory of the job for the agent on the engine's machine. The directory has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
@@ -175,7 +177,7 @@ pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     let prepares = context.runner.docker.as_ref().is_some_and(|docker| docker.prepared_containers.is_some());
     match configured.filter(|name| !name.is_empty()) {
         Some(name) => name.to_owned(),
-        // The jobs of all projects can then use the same containers, whose host name cannot be changed.
+        // Prepared containers serve the jobs of all projects, and the host name of a container cannot be changed.
         None if prepares => names::of_runner(context),
         None => Names::of(payload, context).project,
     }
@@ -337,7 +339,9 @@ fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerEr
     Err(LowerError::of_reason(muster_job::FailureReason::RunnerSystemFailure, message))
 }
 
-/// Returns the container engine. An agent on an instance uses the engine of that instance, without TLS.
+/// Returns the container engine. An agent on an instance connects without TLS.
+///
+/// With `docker+machine`, it uses the engine of the instance. With `docker-autoscaler`, it uses `host` of the configuration.
 fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     match runner.executor.as_str() {
         // As in gitlab-runner, the endpoint of the machine replaces the configured one.
@@ -351,7 +355,7 @@ fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     }
 }
 
-/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach without a relay. Empty for any other one.
+/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach without a relay. Empty for any other coordinator.
 fn relay(coordinator: &Url) -> String {
     let address = coordinator.host_str().zip(coordinator.port_or_known_default());
     let address = address.filter(|(host, _)| is_loopback(host));

@@ -14,8 +14,9 @@ use super::super::{JobContext, LowerError};
 pub(super) const LABEL: &str = "com.gitlab.gitlab-runner";
 /// Maximum length of a host name.
 const MAX_NAME_BYTES: usize = 63;
-/// Number of bytes of a hash in a name.
+/// Number of bytes of the hash in the names of reused volumes.
 const VOLUME_HASH_BYTES: usize = 16;
+/// Number of bytes of the hash in the names of a job's containers and temporary volumes.
 const CONTAINER_HASH_BYTES: usize = 8;
 
 /// Names of a job's containers, network and volumes.
@@ -34,7 +35,7 @@ impl Names {
         let (token, project_id) = (short_token(runner.token.expose()), payload.job_info.project_id);
         let project = host_name(&format!("runner-{token}-project-{project_id}-concurrent-{slot}"));
         // An environment with its own slots uses their numbers, so that its engine has as many sets of volumes as slots. Environments that
-        // share an engine have the same slots.
+        // share an engine have equal slot numbers, so their volumes are named by the manager's number of the project's slot.
         let own = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
         let volumes = own.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);

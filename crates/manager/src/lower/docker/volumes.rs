@@ -147,7 +147,7 @@ impl<'a> Volumes<'a> {
 }
 
 /// Returns whether the configuration mounts a directory of the engine's machine, or a volume with a name, at or above `directory`. All slots of
-/// a runner share it.
+/// a runner share such a directory or volume.
 pub(in super::super) fn is_shared(docker: &DockerSettings, directory: &str) -> bool {
     let mounts = docker.volumes.iter().filter_map(|entry| split(entry));
     mounts.filter(|(source, ..)| source.is_some()).any(|(_, destination, _)| {

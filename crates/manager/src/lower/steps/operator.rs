@@ -32,7 +32,8 @@ pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[Artif
     }
     let mut list =
         Step::new("operator_list_artifacts", "", Call::builtin(&ArtifactsList { artifacts: artifacts.to_vec() }));
-    // The job can cause a failure of the list, with the name of a file. So it is not reported as a failure of the operator's steps.
+    // The job can make this step fail with the name of a file. So the step is not marked as the operator's, and its failure is not
+    // reported as a failure of the operator's steps.
     list.policy.allow_failure = written.iter().all(|step| !step.required);
     let steps = written.iter().map(|step| self::step(parts, step, "before_upload"));
     let mut steps: Vec<Step> = std::iter::once(list).chain(steps).collect();

@@ -7,7 +7,7 @@ use muster_executor::{SlotShare, StickyContextSettings};
 
 use super::*;
 
-/// Returns slot 3 of an instance, with one more slot.
+/// Returns the share of a job that has slot 3 of an instance and one more slot.
 fn shared() -> SlotShare {
     let sticky = StickyContextSettings {
         root: "/home/ci/.muster/contexts".into(),
@@ -46,7 +46,7 @@ fn workspace_is_named_by_slot_of_instance() {
         "the variable counts jobs of the project on all instances"
     );
     assert_eq!((share_of(&job).slots, share_of(&job).memory_bytes, share_of(&job).measure), (2, 7, true));
-    assert_eq!(lower(&payload(json!({})), &context()).unwrap().plan.share, None, "this host is not shared by slots");
+    assert_eq!(lower(&payload(json!({})), &context()).unwrap().plan.share, None, "a job on this host has no share");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn disallowed_vm_image_is_refused() {
 }
 
 #[test]
-fn isolated_jobs_share_build_directory() {
+fn use_common_build_dir_applies_only_to_jobs_with_a_machine_of_their_own() {
     let with = |is_exclusive| {
         let share = SlotShare { is_exclusive, ..shared() };
         lowered_on(share, |runner| runner.on_instances.use_common_build_dir = true, json!({}))

@@ -81,7 +81,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     let started = Instant::now();
     let result = tokio::select! {
         result = prepare_run(&args, project.clone(), &run) => result,
-        // No process or task has been started yet, so nothing must be stopped.
+        // No process or task has been started yet, so there is nothing to stop.
         () = interrupts.next() => return discard(&project, run, Ok(ExitStatus::Canceled)),
     };
     let ready = match result {

@@ -72,7 +72,7 @@ pub(super) struct ManagerOptions {
 /// status of each manager that is restarted. While the channel is full, further exit statuses are dropped.
 ///
 /// # Errors
-/// Returns [`CiError`] if the manager cannot be started, or repeatedly exits without progress.
+/// Returns [`CiError`] if the manager cannot be started or repeatedly exits without progress, or if the disk remains full.
 pub(super) async fn supervise(
     options: ManagerOptions,
     mut events: broadcast::Receiver<Event>,

@@ -16,7 +16,9 @@ use prometheus::proto::MetricFamily;
 
 /// Path of the status of all fleets.
 pub(crate) const STATUS_PATH: &str = "/debug/fleet/status";
-/// Path of explanations. Takes `?job=`, `?instance=` or `?group=`, or explains the whole fleet. `&runner=` selects a runner.
+/// Path of explanations.
+///
+/// `?job=`, `?instance=` or `?group=` selects what to explain; the default is the whole fleet. `&runner=` selects a runner.
 pub(crate) const EXPLAIN_PATH: &str = "/debug/fleet/explain";
 
 /// Endpoints and metrics of the fleets. They are removed when this value is dropped.

@@ -1,5 +1,5 @@
-//! Location of a manager's state: the same directory for the same configuration file, so that restarts and upgrades find it, and different
-//! ones for different files.
+//! Location of a manager's state. Each configuration file has its own directory, which stays the same, so that restarts and upgrades find the
+//! state.
 
 use std::path::{Path, PathBuf};
 

@@ -83,7 +83,7 @@ impl RetryArgs {
 /// Flags for progress output.
 #[derive(Debug, clap::Args)]
 struct MeterArgs {
-    /// Interval for showing the progress on standard output; 0 disables it. At least one second.
+    /// Interval for showing the progress on standard output, at least one second; 0 shows none.
     #[arg(long, env = "TRANSFER_METER_FREQUENCY", hide_env_values = true, value_name = "DURATION")]
     #[arg(value_parser = duration_or_zero, default_value = "0s")]
     transfer_meter_frequency: Duration,

@@ -111,7 +111,7 @@ fn services_of_runner_come_first_and_have_aliases() {
 }
 
 #[test]
-fn service_is_a_step_beside_the_container_that_the_policy_can_deny() {
+fn services_are_steps_beside_the_container_and_the_policy_can_deny_them() {
     let more = json!({ "services": [{ "name": "postgres:16" }, { "name": "redis:7" }] });
     let job = lower(&payload(more.clone()), &with(|_| ())).unwrap();
     let Call::Delegate { beside, steps, .. } = &job.plan.steps[0].call else { panic!("{job:?}") };
@@ -194,7 +194,7 @@ fn environment_omits_oversized_and_invalid_variables() {
 }
 
 #[test]
-fn blocked_addresses_take_away_raw_packets_and_are_refused_if_the_container_could_undo_them() {
+fn blocked_addresses_drop_net_raw_and_refuse_containers_that_could_undo_the_block() {
     let block = |docker: &mut DockerSettings| docker.blocked_addresses = vec!["169.254.169.254".parse().unwrap()];
     let (found, job) = lowered(block, json!({ "services": [{ "name": "redis:7" }] }));
     assert_eq!(found.blocked_addresses.len(), 1);
@@ -222,7 +222,7 @@ fn blocked_addresses_take_away_raw_packets_and_are_refused_if_the_container_coul
 }
 
 #[test]
-fn containers_that_are_prepared_have_a_host_name_of_all_projects() {
+fn prepared_containers_have_the_same_host_name_for_all_projects() {
     let prepared = PreparedContainers { max_containers: 3, min_uses: 2, window_s: 60, max_idle_s: 30 };
     let found = container(|docker| docker.prepared_containers = Some(prepared), json!({}));
     let policy = PreparedPolicy { max_containers: 3, min_uses: 2, window_ms: 60_000, max_idle_ms: 30_000 };
