@@ -1,6 +1,6 @@
 //! `muster step`: tools for authors and users of steps.
 //!
-//! Each command is a module with its arguments and `run`. Steps run at an agent, as in a job ([`local`]).
+//! Each command has a module, or shares one with related commands, for its arguments and the function that runs it. Steps run at an agent, as in a job ([`local`]).
 
 mod catalog;
 mod debug;
