@@ -7,7 +7,7 @@
 use std::fs;
 use std::time::Duration;
 
-/// Time after which a service has started: it has read its configuration, created its clients, and sent its first request.
+/// Time after which a service is assumed to have started: it has read its configuration, created its clients, and sent its first request.
 const STARTUP_TIME: Duration = Duration::from_secs(2);
 
 /// Waits until the service has started, then releases the executable's pages.

@@ -20,7 +20,7 @@ const RUNS: [&str; 2] = ["first", "second"];
 pub(super) struct Comparison {
     /// Result of the later run. If the first of two runs failed, the result of that run.
     pub(super) result: JobResult,
-    /// Differences between the runs. [`run_twice`] finds none if a run failed.
+    /// Differences between the runs. Empty if the first run of [`run_twice`] failed.
     pub(super) differences: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// Returns the differences between two runs in the file or directory `path`. The result of the first run is now at `a`, the
-/// result of the second run at `b`.
+/// result of the second run at `b`. Fails if neither exists.
 pub(super) fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
     let name = path.display();
     let (first, second) = match (fs::symlink_metadata(a), fs::symlink_metadata(b)) {

@@ -85,7 +85,7 @@ async fn update_lock_file(
     let pin = |source: &Source| if is_updated(source) { None } else { old.digest(source).map(str::to_owned) };
     let used = fetch_used(&lists, extra, &pin).await?;
     report_gaps(&lists, &used);
-    // If some steps of the pipeline are unknown, keep all old pins: they may include steps that were pinned by reference.
+    // If some steps of the pipeline are unknown, keep all old pins: the unknown steps may need them.
     let is_complete = used.dynamic.is_empty() && lists.unreadable.is_empty();
     let mut lock = if is_complete { StepLock::default() } else { old.clone() };
     for (source, fetched) in &used.sources {

@@ -1,6 +1,7 @@
 //! `muster step`: tools for authors and users of steps.
 //!
-//! Each command is a module with its arguments and `run`. Steps run at an agent, as in a job ([`local`]).
+//! A module has the arguments of one command, or of several related commands, and the functions that run them. Steps run at an agent, as in
+//! a job ([`local`]).
 
 mod catalog;
 mod debug;

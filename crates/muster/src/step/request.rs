@@ -177,9 +177,10 @@ pub(super) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> Resul
     })
 }
 
-/// Returns the plan and the variables of a saved job: the body of the answer to a job request.
+/// Returns the plan and the variables of a saved job.
 ///
-/// Sources, caches and artifacts are not transferred: the scripts run in `work_dir`, on this machine.
+/// The file at `path` has the body of the server's answer to a job request. The scripts run in `work_dir`, on this machine. Sources,
+/// caches and artifacts are not transferred. The image, services and hooks of the job are ignored.
 pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Variable>), RequestError> {
     let body = std::fs::read(path).map_err(|source| RequestError::File { path: path.to_owned(), source })?;
     let invalid = |message| RequestError::Payload { path: path.to_owned(), message };

@@ -49,7 +49,7 @@ pub(super) fn execute(execution: Execution, results: Option<&ResultsFile>) -> Ex
         if let (Some(file), Some(result)) = (results, result)
             && let Err(error) = file.write(result)
         {
-            // The result of the steps is not affected.
+            // The exit code still reports only the outcome of the steps.
             anstream::println!("{}", muster_job::error_chain(&error));
         }
         match outcome.outcome {

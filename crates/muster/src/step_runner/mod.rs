@@ -1,4 +1,6 @@
-//! `muster step-runner`, which is the whole program under the name `step-runner`: GitLab's step-runner, with its commands, flags and exit codes.
+//! `muster step-runner`: GitLab's step-runner, with its commands, flags and exit codes.
+//!
+//! If the program is started under the name `step-runner`, it has only these commands.
 //!
 //! Each command is a module with its arguments and `run`. Errors end with exit code 1, including invalid arguments.
 

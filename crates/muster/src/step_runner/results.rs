@@ -24,7 +24,9 @@ impl ResultsArgs {
     }
 }
 
-/// Parses the values that step-runner accepts as true. It treats any other value of the environment variable as false, so the flag does too.
+/// Parses a value of the flag or of its environment variable. Never fails.
+///
+/// A value that step-runner does not accept as true is false, as in step-runner's environment variable.
 #[expect(clippy::unnecessary_wraps, reason = "clap requires a result")]
 fn parse_bool(text: &str) -> Result<bool, std::convert::Infallible> {
     Ok(matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True"))

@@ -59,7 +59,7 @@ pub(super) struct RunArgs {
     text_proto_step_file: Option<PathBuf>,
     #[command(flatten)]
     results: ResultsArgs,
-    /// File for the results. Defaults to `step-results.json` or `step-results.txtpb`, and only with `--write-steps-results`.
+    /// File for the results. Without this flag, they are written only with `--write-steps-results`, to `step-results.json` or `step-results.txtpb`.
     #[arg(long, value_name = "FILE")]
     step_results_file: Option<PathBuf>,
     /// Format of the results.

@@ -97,7 +97,7 @@ pub(super) fn serve(
         let run_command = async {
             match command {
                 Some(command) if is_ready.await.is_ok() => command.run().await,
-                // Without a command, only a signal ends the server.
+                // Without a command, only a signal ends the server. If the server failed to start, `serving` returns the error.
                 _ => std::future::pending().await,
             }
         };

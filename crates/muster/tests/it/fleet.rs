@@ -94,7 +94,10 @@ fn simulate_applies_a_quota_until_the_last_job() {
         (metric("/report/done"), metric("/report/unfinished"), metric("/wait_s/max"))
     };
     let (done, unfinished, longest) = simulated("one.toml");
-    assert!((done, unfinished) == (3.0, 0.0) && longest > 7200.0, "one after the other: {done} done, {longest} s");
+    assert!(
+        (done, unfinished) == (3.0, 0.0) && longest > 7200.0,
+        "the jobs must run one after the other: {done} done, {longest} s"
+    );
     for cloud in ["none.toml", "out.toml"] {
         let (done, unfinished, _) = simulated(cloud);
         assert_eq!((done, unfinished), (0.0, 3.0), "{cloud}");

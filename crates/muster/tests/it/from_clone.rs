@@ -1,4 +1,4 @@
-//! `scripts/muster`, which builds and runs Muster. A fake `cargo` prints the messages of the test.
+//! `scripts/muster`, which builds and runs Muster, and `scripts/need`, which installs tools. `cargo` and `apt-get` are fakes.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -66,6 +66,7 @@ fn need_script_installs_or_names_missing_tools() {
     need_python(installs).check(0, &[]);
     need_python("exit 100").check(1, &["failed to install python3; run: apt-get install python3"]);
 
+    // The pipeline must run `scripts/need` directly before each line that needs a tool.
     let pipeline = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.gitlab-ci.yml");
     let text = std::fs::read_to_string(pipeline).unwrap();
     let lines: Vec<_> = text.lines().map(str::trim).collect();

@@ -54,9 +54,9 @@ pub(super) fn run(args: &WrapperArgs) -> ExitCode {
     })
 }
 
-/// Runs until the runner exits although no client requested it, or until a signal stops this process.
+/// Runs until the runner exits without a client's request, a signal arrives, or the gRPC server fails.
 ///
-/// After a shutdown over gRPC, the wrapper keeps answering `stopped` until the client stops it.
+/// If the runner exits because a client requested it, the wrapper keeps answering `stopped` until a signal stops the wrapper.
 async fn wrap(args: &WrapperArgs) -> Result<ExitCode, WrapperError> {
     let address = match &args.grpc_listen {
         Some(address) => address.clone(),

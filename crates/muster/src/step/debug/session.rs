@@ -66,7 +66,7 @@ impl Session {
         let mut ended = std::pin::pin!(agent.run(request, print));
         let prompt = async {
             self.prompt().await?;
-            // `agent.run` returns the result.
+            // The job has ended. Wait here, because `agent.run` returns its result.
             std::future::pending::<Result<JobResult, LocalError>>().await
         };
         tokio::select! {

@@ -17,7 +17,7 @@ use muster_job::error_chain;
 use super::run::CommandError;
 use file::{Case, TestFileError};
 
-/// Exit code if the tests could not be run.
+/// Exit code if the tests could not be run, or if their report could not be written.
 const UNTESTED_EXIT_CODE: u8 = 2;
 
 /// Arguments of `muster step test`.
@@ -37,7 +37,7 @@ pub(crate) struct TestArgs {
     junit: Option<PathBuf>,
 }
 
-/// Error that prevents the tests from running.
+/// Error that prevents the tests from running, or their report from being written.
 #[derive(Debug, thiserror::Error)]
 enum TestError {
     #[error(transparent)]
@@ -52,7 +52,7 @@ enum TestError {
     Report { path: PathBuf, source: std::io::Error },
 }
 
-/// Runs `muster step test`. The exit code is 1 if a test fails, and 2 if the tests could not be run.
+/// Runs `muster step test`. The exit code is 1 if a test fails, and 2 after any other error.
 pub(super) fn run(args: TestArgs) -> ExitCode {
     crate::runtime::block_on(async {
         match Box::pin(test(args)).await {

@@ -110,7 +110,7 @@ fn plan(case: &Case, work_dir: &Path) -> Result<JobPlan, super::super::request::
     Ok(plan)
 }
 
-/// Creates the working directory with its files. Returns the path of a file that cannot be created.
+/// Creates the working directory with its files. The error names the path that cannot be created.
 fn create_files(work_dir: &Path, test: &Test) -> Result<(), (PathBuf, io::Error)> {
     std::fs::create_dir_all(work_dir).map_err(|error| (work_dir.to_owned(), error))?;
     for (name, content) in &test.files {

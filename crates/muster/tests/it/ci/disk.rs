@@ -1,4 +1,4 @@
-//! A full disk ends the run quickly with a remedy. Nothing hangs, and no process remains.
+//! The state directory: a full disk, an entry that cannot be deleted, and a lock that another process holds.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};

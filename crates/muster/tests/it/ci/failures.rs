@@ -117,6 +117,7 @@ fn unwritable_output_fails_the_command() {
         assert_eq!(output.err.matches("output is incomplete").count(), 1, "{arguments:?}: {output:#?}");
     }
     project.write(".gitlab-ci.yml", "a: {script: ['false']}\n");
+    // The exit status of a failed run does not change.
     run_with_full_output(&["run"]).code(1).warns("output is incomplete");
 }
 

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-/// A repository with its own home directory.
+/// A repository, and the home directory of its user.
 pub(crate) struct Project {
     directory: Arc<tempfile::TempDir>,
     name: String,

@@ -1,4 +1,4 @@
-//! Server variables of a pipeline: they refer to the server of the project's remote, wherever jobs run.
+//! Server variables of a pipeline: they name the server of the project's remote, or the coordinator if there is no remote.
 
 use super::Project;
 
@@ -26,6 +26,7 @@ fn c224_server_variables_refer_to_the_remote() {
     project.ci(&["list"]).code(0).prints("greet");
     let output = project.ci(&["--log", "all"]).code(0);
     output.prints("hello ada");
+    // Only `CI_API_V4_URL` names the coordinator.
     output.prints("[git.example.org 8443 git.example.org:8443 https://git.example.org:8443 http://127.0.0.1:");
 }
 

@@ -1,4 +1,4 @@
-//! An agent in a separate process, on the machine of an engine that the tests share.
+//! An agent in a separate process, and the engine that runs the containers of its jobs.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -49,7 +49,7 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts an agent that uses a Docker Engine. `None` means that the machine has no engine.
+    /// Starts an agent that uses a Docker Engine. `None` means that the machine has no engine, or that the image cannot be created.
     pub(crate) async fn start() -> Option<Self> {
         static IMAGE_EXISTS: OnceLock<bool> = OnceLock::new();
         Self::beside(TestEngine::shared()?, &IMAGE_EXISTS).await
@@ -80,7 +80,7 @@ impl Host {
         Some(Self::serve(docker, engine, tempfile::tempdir().unwrap()).await)
     }
 
-    /// Starts an agent that finds the engine with these settings. The programs in the directory precede others with the same name.
+    /// Starts an agent that finds the engine with these settings. Programs in `dir` precede others with the same name in `PATH`.
     pub(super) async fn serve(docker: &'static TestEngine, engine: DockerEngine, dir: TempDir) -> Self {
         let host = Self { docker, engine, process: Mutex::new(spawn(&dir)), dir };
         until(async || host.reach().await.map_err(|error| error.to_string())).await;
@@ -107,8 +107,8 @@ impl Host {
         self.finish().await
     }
 
-    /// Runs steps in the container to their end, with the steps `beside` the container. The containers are created in two attempts. Returns the
-    /// log and the result.
+    /// Runs steps in the container to their end, with the steps `beside` the container. There are at most two attempts to create
+    /// the containers. Returns the log and the result.
     pub(crate) async fn run_beside(
         &self,
         job: &DockerContainer,
@@ -244,7 +244,7 @@ impl Reach for Host {
     }
 }
 
-/// Returns a job in a container whose objects have this name.
+/// Returns a job in a container. The names of the job's objects at the engine begin with `name`.
 pub(crate) fn job(name: &str) -> DockerContainer {
     DockerContainer {
         build: ContainerSpec {

@@ -1,4 +1,4 @@
-//! Connection to a machine that a test can cut.
+//! A connection that a test can cut. It leads to a machine with an engine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Number of attempts to connect after which a test has seen that the other side reacts to the cut.
+/// Number of refused connections that show that the other side has noticed the cut.
 const ATTEMPTS: usize = 3;
 
 /// Port on this machine that leads to an address in the network of an engine.

@@ -1,4 +1,4 @@
-//! Steps in a container of a real Docker Engine, with an agent that runs as a separate process.
+//! Steps in containers of real engines (Docker Engine and Podman), with an agent that runs as a separate process.
 
 mod ends;
 mod harness;
@@ -41,12 +41,13 @@ async fn exit_code_of_a_script_in_a_container_is_the_exit_code_of_the_job() {
         let used = result.used.unwrap();
         assert!(
             used.cpu_ms.unwrap() >= 10 && used.memory_bytes.unwrap() > 0,
-            "usage in the container counts: {used:?}"
+            "usage in the container must count: {used:?}"
         );
         assert_eq!(host.objects("exits"), "", "objects of the job are left");
     }
 }
 
+/// A view is the directory through which a job reads a Git mirror of this machine.
 #[tokio::test]
 async fn container_starts_without_the_view_of_a_mirror_that_could_not_be_prepared() {
     for host in Host::start_on_each_engine().await {

@@ -80,7 +80,7 @@ async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
             assert!(log.contains(TAKEN), "{log}");
             assert!(log.contains("handed on on prepared-host in /builds/group/project\n"), "{log}");
             assert_eq!(log.matches("No such file or directory").count(), 3, "another job used the container: {log}");
-            assert_eq!(host.objects(&waiting), "", "the container was removed with its job");
+            assert_eq!(host.objects(&waiting), "", "the container was not removed with its job");
             host.assert_no_volumes(&volumes);
         }
         assert_eq!(host.objects("ahead"), "", "objects of the jobs are left");

@@ -6,13 +6,13 @@ use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 
 use super::harness::{Host, IMAGE, failed, job, script};
 
-/// Serves files on port 8080.
+/// Commands that serve a file on port 8080.
 pub(super) const SERVER: &str =
     "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
 /// Image of the services. It exposes the port 8080.
 const SERVICE_IMAGE: &str = "muster-test/service:1";
 
-/// Returns a job without services that waits until its services are up, and a service for it that runs this command.
+/// Returns a job, and a service that runs `command`. [`run`] adds the service to the job.
 pub(super) fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
     assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
     let image =
@@ -53,7 +53,7 @@ async fn name_of_a_service_cannot_address_another_container() {
     let (log, result) = run(&host, &(job.clone(), service.clone()), &["echo never"]).await;
     assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
     host.close().await;
-    // The cleanup of this job would not know the container.
+    // This job does not list the service, so its cleanup would not remove the service's container.
     let (log, result) = host.run_beside(&job, vec![step(&service)], vec![script(&["echo never"])]).await;
     assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
     assert!(log.contains("is not listed in `services` of builtin://docker/container"), "{log}");
@@ -204,7 +204,7 @@ async fn warning_has_the_end_of_a_long_output_and_a_note_about_the_rest() {
     }
 }
 
-/// Prints which addresses have a route that rejects packets, and tries to remove these routes.
+/// Commands that print which addresses have a route that rejects packets, and try to remove these routes.
 const SHOW_BLOCK: &str = "set +e; grep -q '070200C0.*0205' /proc/net/route && echo IPv4 is blocked; \
      grep -q '^20010db8000000000000000000000007 80 .* 00200200 ' /proc/net/ipv6_route && echo IPv6 is blocked; \
      ip route del unreachable 192.0.2.7; ip -6 route del unreachable 2001:db8::7 metric 1; echo end";

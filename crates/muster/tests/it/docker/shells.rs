@@ -11,11 +11,11 @@ use super::harness::{Host, failed, job, script};
 /// Image without a shell.
 const NO_SHELL: &str = "muster-test/shellless:1";
 
-/// Writes a step that prints the ID of its user.
+/// Command that writes a step, which prints the ID of its user.
 const WRITE_ID: &str = r"printf 'spec: {}\n---\nexec: {command: [/usr/bin/id, -u]}\n' > id/step.yml";
-/// Writes a step that calls another one.
+/// Command that writes a step, which calls the step of [`WRITE_TOUCH`].
 const WRITE_MAKE: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nrun: [{name: touch, step: ./touch, inputs: {file: "${{ inputs.file }}"}}]\n' > make/step.yml"#;
-/// Writes a step that creates a file.
+/// Command that writes a step, which creates a file.
 const WRITE_TOUCH: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nexec: {command: [touch, "${{ inputs.file }}"]}\n' > make/touch/step.yml"#;
 
 /// Returns a job with an image that is created from a root file system.
@@ -100,7 +100,7 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
                 None => assert_eq!(result.outcome, Outcome::Success, "{log}"),
                 Some(reason) => {
                     assert_eq!(failed(&result), ("script_failure".to_owned(), Some(1)), "{log}");
-                    assert!(log.contains(&format!("/etc/made: {reason}")), "only the last step fails: {log}");
+                    assert!(log.contains(&format!("/etc/made: {reason}")), "only the last step must fail: {log}");
                 }
             }
             host.close().await;

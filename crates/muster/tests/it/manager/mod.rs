@@ -111,6 +111,7 @@ async fn stopped_manager_cancels_jobs_and_leaves_nothing() {
     harness.coordinator.wait_for(JobId(1), |job| job.text().contains("begun")).await;
     manager.terminate();
     let job = harness.coordinator.wait_for_end(JobId(1)).await;
+    // The manager reports a job that it canceled itself as failed.
     assert_eq!(job.status, JobStatus::Failed);
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
     assert!(manager.wait_for_exit(Duration::from_secs(20)).await.success());

@@ -163,7 +163,7 @@ impl ManagerProcess {
     }
 }
 
-/// Checks J3: size and checksum in the last update match the bytes that arrived.
+/// Checks invariant J3 of ARCHITECTURE.md: size and checksum in the last update match the bytes that arrived.
 pub(crate) fn check_report(job: &Job) {
     let output = &job.updates.last().unwrap().output;
     assert_eq!(output.bytesize, Some(job.trace.len() as u64), "{}", job.text());

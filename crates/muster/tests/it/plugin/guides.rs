@@ -108,7 +108,7 @@ fn python_guide_creates_a_passing_plugin() {
     std::os::unix::fs::symlink(venv, home.path("venv")).unwrap();
     check_passed(run_commands(&home, rest, &[]));
     let lines = std::fs::read_to_string(home.path("fleeting-plugin-sshd.py")).unwrap().lines().count();
-    assert!(lines < 100, "R022: {lines} lines");
+    assert!(lines < 100, "R022: the plugin has {lines} lines, but must have fewer than 100");
 }
 
 #[test]

@@ -199,7 +199,7 @@ async fn failed_registration_is_reverted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unwritable_file_is_detected_before_registration() {
+async fn invalid_file_is_detected_before_registration() {
     let harness = Harness::start().await;
     harness.configure("[[runners]\n");
     harness.run("register", &REGISTER_FLAGS).check(1, &["invalid configuration", "line 1 is not valid TOML"]);
