@@ -10,7 +10,7 @@ use url::Url;
 use crate::transport::{Answer, Transport};
 use crate::{VaultError, VaultOptions, VaultSecret, VaultServer};
 
-/// Fetches the secrets of one job. Logs in once per server, namespace and role.
+/// Fetches the secrets of one job. Logs in once per server, namespace, login path, ID token and role.
 #[derive(Debug)]
 pub struct VaultSession {
     client: reqwest::Client,

@@ -30,7 +30,7 @@ pub struct Entry {
 pub struct Difference {
     /// Changed paths.
     pub paths: Vec<String>,
-    /// Commit that the snapshot is compared with.
+    /// Commit that the snapshot is compared with: the merge base, or the other commit itself if the histories have no common commit.
     pub since: MergeBase,
 }
 

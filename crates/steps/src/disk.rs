@@ -96,7 +96,8 @@ impl DiskLimit {
         }
     }
 
-    /// Measures the directories after the work. An unreadable directory is an error only at the end, because tests may make directories unreadable for a while.
+    /// Measures the directories after the work. An unreadable directory is an error only at the end, because
+    /// a job, such as a test, may make directories unreadable for a while.
     async fn at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
         let usage = self.measure(allowed).await;
         if usage.bytes > allowed {

@@ -71,7 +71,7 @@ pub(super) fn coordinator_url(mut url: Url) -> Url {
     url
 }
 
-/// Returns the part of the path before that of the API. A coordinator may be below a path of its host.
+/// Returns the part of the path before `/api/v4/`: a coordinator may be below a path of its host. Empty without `/api/v4/`.
 fn path_prefix(url: &Url) -> &str {
     url.path().split_once(API).map_or("", |(prefix, _)| prefix)
 }

@@ -86,7 +86,7 @@ fn declared(
     let variable = |(name, kind): (&String, &ExportKind)| {
         let value = exported(name).ok_or_else(|| {
             format!(
-                "it did not export {name}, which its `exports` lists; write it to the export file, or remove it there"
+                "it did not export {name}, which its `exports` lists; write it to the export file, or remove it from `exports`"
             )
         })?;
         if kind.is_masked() && !is_long_enough(&value) {

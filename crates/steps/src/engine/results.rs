@@ -105,7 +105,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Masks all sensitive values in nodes: a value can be declared as sensitive after the node of the step that it is from was recorded.
+    /// Masks all sensitive values in nodes, because a value may become sensitive only after a node that contains it was recorded.
     pub(super) fn mask_nodes(&self, nodes: &mut [StepNode]) {
         if self.log.values().is_empty() {
             return;
