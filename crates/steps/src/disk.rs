@@ -17,7 +17,7 @@ use crate::style;
 
 /// Minimum time between two measurements.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum time between two measurements as a multiple of the time of one. It bounds the cost to 5 % of a CPU.
+/// Minimum time between two measurements, as a multiple of the duration of one. This limits the cost to 5 % of a CPU.
 const INTERVAL_RATIO: u32 = 20;
 
 /// Disk limit of a step.
