@@ -17,7 +17,7 @@ pub(super) const MAX_REDIRECTS: usize = 5;
 /// Prefix of the paths of all calls.
 const API: &str = "/api/v4/";
 
-/// Returns the redirect policy of all clients. If a body cannot be sent again, the redirect becomes the response.
+/// Returns the redirect policy of clients for HTTP/1.1. If a body cannot be sent again, the redirect becomes the response.
 pub(super) fn policy() -> Policy {
     Policy::custom(|attempt| {
         let previous = attempt.previous();

@@ -154,7 +154,7 @@ impl UserSteps<'_> {
 }
 
 impl ExecResult {
-    /// Returns the result of a process that was not started.
+    /// Returns the result of a process that has not been started yet.
     fn new(command: Vec<String>, work_dir: &Path) -> Self {
         Self { command, work_dir: work_dir.display().to_string(), exit_code: -1 }
     }

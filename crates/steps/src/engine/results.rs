@@ -194,7 +194,7 @@ fn write(dir: &Path, result: &Value) -> io::Result<()> {
     file.persist(dir.join(RESULTS_FILE)).map(drop).map_err(|error| error.error)
 }
 
-/// Returns a step file as a `SpecDefinition`. The outermost step file declares no outputs.
+/// Returns a step file as a `SpecDefinition`. For the outermost step file, empty outputs are omitted.
 fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: bool) -> Value {
     let mut spec = fields([("inputs", parameters(&file.spec.inputs))]);
     match &file.spec.outputs {

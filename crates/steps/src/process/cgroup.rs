@@ -2,9 +2,8 @@
 //!
 //! Containing processes requires no controllers, but only a writable directory in a mounted cgroup2 hierarchy, which can be the
 //! `unified` hierarchy of a hybrid system. Root has such a directory, and so does a user with a delegated subtree. Processes are
-//! started inside these cgroups ([`super::spawn`]). Only the cgroups of a slot, a job's share
-//! of the machine ([`super::slot`]), can require moving a process.
-//! [`super::limits`] enables controllers for a job's cgroup if the operator limits the job.
+//! started inside these cgroups ([`super::spawn`]). Only the cgroups of a slot, a job's share of the machine ([`super::slot`]), can
+//! require moving a process. [`super::limits`] enables controllers for a job's cgroup if the operator limits the job.
 
 use std::fs::{self, File};
 use std::io;
