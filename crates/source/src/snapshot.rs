@@ -30,7 +30,9 @@ pub struct Entry {
 pub struct Difference {
     /// Changed paths.
     pub paths: Vec<String>,
-    /// Commit that the snapshot is compared with: the merge base, or the other commit itself if the histories have no common commit.
+    /// Commit that the snapshot is compared with.
+    ///
+    /// It is the merge base, or the other commit itself if the histories have no common commit.
     pub since: MergeBase,
 }
 

@@ -48,7 +48,9 @@ fn c235_only_the_unresolved_reference_or_parent_is_reported() {
     assert_rejected(&project().compile(text).diagnostics, "unknown keys in `extends` (.nope)");
 }
 
-/// Compiles a configuration, and skips the files that cannot be reached. Returns the pipeline and the warnings.
+/// Compiles a configuration, and skips the files that cannot be reached.
+///
+/// Returns the pipeline and the warnings.
 fn compile_with_stubs(project: TestProject, text: &str) -> (Pipeline, Vec<String>) {
     let mut project = project;
     project.context.stubs_includes = true;

@@ -71,7 +71,9 @@ fn many_errors_are_reported() {
     check(&|number| format!("needs: [jbo{number}x]"), "job999 job: undefined need: jbo999x");
 }
 
-/// Each of 20,000 unknown parents could be a misspelling of any of 20,000 keys. Unlike compiling, loading reports all errors.
+/// Each of 20,000 unknown parents could be a misspelling of any of 20,000 keys.
+///
+/// Unlike compiling, loading reports all errors.
 #[test]
 fn many_unknown_parents_are_reported() {
     let text: String = (0..20_000).map(|number| format!("a-job-{number}: {{extends: .a-job-{number}}}\n")).collect();

@@ -18,7 +18,9 @@ pub struct EndedCall {
     /// Status of the response. `None` if there was no response, or an error over gRPC. For a response over gRPC, the status of the same
     /// response over HTTP.
     pub status: Option<u16>,
-    /// Time from sending the request to the response headers (over gRPC, to the end of the response), or to the failure.
+    /// Time from sending the request to the response headers, or to the failure.
+    ///
+    /// Over gRPC, to the end of the response.
     pub took: Duration,
 }
 

@@ -43,7 +43,9 @@ pub(super) struct StepResult {
     /// Environment of the step, with the `env` of its file.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(super) env: Map<String, Value>,
-    /// Process of the step. `None` means that the step needs no process, such as a sequence, or that its command could not be evaluated.
+    /// Process of the step.
+    ///
+    /// `None` means that the step needs no process, such as a sequence, or that its command could not be evaluated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) exec_result: Option<ExecResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -105,7 +107,9 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Masks all sensitive values in nodes, because a value may become sensitive only after a node that contains it was recorded.
+    /// Masks all sensitive values in nodes.
+    ///
+    /// A value may become sensitive only after a node that contains it was recorded.
     pub(super) fn mask_nodes(&self, nodes: &mut [StepNode]) {
         if self.log.values().is_empty() {
             return;

@@ -158,8 +158,9 @@ impl State {
         }
     }
 
-    /// Returns the next records of the file that is copied. Empty at the end of the file. From then on, the output of the step is written
-    /// immediately.
+    /// Returns the next records of the file that is copied.
+    ///
+    /// Empty at the end of the file. From then on, the output of the step is written immediately.
     fn next_piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(step) = self.steps.get_mut(self.current) else { return Ok(Vec::new()) };
         let piece = step.next_piece();

@@ -50,8 +50,9 @@ impl Cgroup {
         path.join(PROCS_FILE).exists().then(|| Self(path.to_owned()))
     }
 
-    /// Returns whether processes can be started in a child of the cgroup and can be killed with it. Old kernels support
-    /// only one of these, or neither.
+    /// Returns whether processes can be started in a child of the cgroup and can be killed with it.
+    ///
+    /// Old kernels support only one of these, or neither.
     pub(super) fn is_usable(&self) -> bool {
         let Some(probe) = self.child("probe") else { return false };
         let is_usable = File::open(&probe.0).is_ok_and(|directory| can_start_in(&directory)) && probe.kill().is_ok();

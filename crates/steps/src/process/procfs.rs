@@ -70,8 +70,10 @@ pub(super) fn all_processes() -> Vec<Process> {
     entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Returns the live processes of a job or a set: those that have its tag or the tag of a set inside it, those in the process groups of
-/// `leaders`, and the descendants of both.
+/// Returns the live processes of a job or a set.
+///
+/// These are the processes that have its tag or the tag of a set inside it, those in the process groups of `leaders`, and the
+/// descendants of both.
 pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     select_job_processes(tag, leaders, &live_processes())
 }

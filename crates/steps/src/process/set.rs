@@ -29,7 +29,9 @@ pub(super) struct ProcessSet {
     job: u64,
     /// Number of the set in its job. 0 is the set of all processes.
     number: u64,
-    /// Tag in the environment of the processes: the tag of the job, or inside another set the tag of that set, a slash and the number.
+    /// Tag in the environment of the processes.
+    ///
+    /// It is the tag of the job, or inside another set the tag of that set, a slash and the number.
     pub(super) tag: String,
     /// Set that includes this one. `None` means that the set has all processes of its job.
     outer: Option<Arc<ProcessSet>>,

@@ -219,8 +219,9 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
     }
 }
 
-/// Sends TERM, and KILL after `grace`, until `members` returns no process. `cgroups` contain only these processes. Returns the number of
-/// remaining processes.
+/// Sends TERM, and KILL after `grace`, until `members` returns no process.
+///
+/// `cgroups` contain only these processes. Returns the number of remaining processes.
 pub(super) async fn terminate_all(
     members: impl Fn() -> Vec<i32>,
     grace: Duration,
