@@ -162,7 +162,11 @@ impl Hosts {
         }
         if let Err(error) = self.write(&line) {
             let Some(host_file) = &mut self.file else { return };
-            tracing::warn!(path = %host_file.path.display(), %error, "failed to store host keys; after a restart, the next key of each machine is trusted");
+            tracing::warn!(
+                path = %host_file.path.display(),
+                %error,
+                "failed to store host keys; after a restart, the next key of a machine without a stored key is trusted"
+            );
             host_file.file = None;
         }
     }

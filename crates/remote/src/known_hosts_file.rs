@@ -57,7 +57,7 @@ fn revoked(text: &str) -> Vec<String> {
     keys.map(|key| key.fingerprint(HashAlg::Sha256).to_string()).collect()
 }
 
-/// Returns the name of a machine in the file.
+/// Returns the name under which the file lists a machine.
 #[must_use]
 pub fn entry(host: &str, port: u16) -> String {
     if port == 22 { host.to_owned() } else { format!("[{host}]:{port}") }

@@ -85,7 +85,7 @@ pub enum DialError {
         user: String,
         /// Address that was dialed.
         address: String,
-        /// `key`, `certificate` or `password`.
+        /// `key`, `certificate` or `password`. For WinRM, a hint follows in parentheses.
         method: &'static str,
     },
     /// The protocol would send the password in clear text.
@@ -183,13 +183,14 @@ pub trait Session: Send + Sync {
     /// Opens a stream to an address that the machine can reach: `tcp` with `host:port`, or `unix` with a path.
     ///
     /// # Errors
-    /// Returns [`RunError::Refused`] if nothing listens at the address.
+    /// Returns [`RunError::Refused`] if nothing listens at the address, or if the session does not support such streams.
+    /// Returns [`RunError::Lost`] if the connection to the machine is lost.
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError>;
 
     /// Returns stdin and stdout of a remote command as one stream.
     ///
     /// # Errors
-    /// [`RunError::Refused`].
+    /// Returns [`RunError`] if the command cannot be started.
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError>;
 
     /// Closes the connection.

@@ -107,7 +107,7 @@ mod tests {
         Ok(())
     }
 
-    /// The Go host makes 86,000 attempts in this time.
+    /// GitLab's implementation in Go makes 86,000 attempts in these 2 seconds.
     #[tokio::test(start_paused = true)]
     async fn c05_retries_of_a_refused_port_have_delays() {
         let refused = || async { Err::<(), _>(AttemptError::Transient("refused".to_owned())) };

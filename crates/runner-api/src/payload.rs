@@ -113,7 +113,7 @@ impl JobPayload {
     /// ([`Self::decode_error`]). The coordinator has assigned it, so it must be reported.
     ///
     /// # Errors
-    /// Returns the position of the error, but never a value of the payload, because it may be a secret.
+    /// Returns the reason, such as the position of the error, but never a value of the payload, because it may be a secret.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let mut reader = serde_json::Deserializer::from_slice(body);
         let reason = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {

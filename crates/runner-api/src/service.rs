@@ -1,6 +1,6 @@
 //! The port behind the server routes, which a coordinator implements.
 //!
-//! `routes` converts HTTP requests to these calls, and their results to status codes.
+//! `routes` converts HTTP and gRPC requests to these calls, and their results to status codes.
 
 use std::time::Duration;
 

@@ -98,7 +98,7 @@ pub enum VaultError {
         /// Answer of the server.
         answer: String,
     },
-    /// The job may not read the secret.
+    /// The server refused to read the secret, usually because no policy allows it.
     #[error(
         "the Vault server {url} refused to read {path}{namespace}: {answer}; a policy of {role} must allow `read` on this path"
     )]

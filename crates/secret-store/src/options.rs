@@ -21,7 +21,7 @@ const MAX_RETRIES: &str = "VAULT_MAX_RETRIES";
 pub struct VaultOptions {
     /// File with certificates of authorities to trust, in addition to the machine's certificates.
     pub ca_file: Option<PathBuf>,
-    /// Directory of such files. Ignored if `ca_file` is set.
+    /// Directory with files of certificates of authorities to trust. Ignored if `ca_file` is set.
     pub ca_directory: Option<PathBuf>,
     /// Files with the certificate and the private key of the client.
     pub client_certificate: Option<(PathBuf, PathBuf)>,

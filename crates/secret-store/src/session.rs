@@ -10,7 +10,7 @@ use url::Url;
 use crate::transport::{Answer, Transport};
 use crate::{VaultError, VaultOptions, VaultSecret, VaultServer};
 
-/// Fetches the secrets of one job. Logs in once per server, namespace and role.
+/// Fetches the secrets of one job. Logs in once per server, namespace, login path, ID token and role.
 #[derive(Debug)]
 pub struct VaultSession {
     client: reqwest::Client,
@@ -112,7 +112,9 @@ impl VaultSecret {
         Ok(format!("{engine}{data}/{path}"))
     }
 
-    /// Returns the fields of the secret in the answer. `None` if its current version is deleted.
+    /// Returns the fields of the secret in the answer.
+    ///
+    /// `None` if there are none, for example because its current version is deleted.
     fn fields<'a>(&self, answer: &'a Answer) -> Option<&'a Map<String, Value>> {
         let data = answer.body.get("data")?;
         let data = if self.engine.name == "kv-v2" { data.get("data")? } else { data };

@@ -156,7 +156,7 @@ impl Transport {
         HeaderValue::from_str(value).map_err(|_| VaultError::Answer { url: self.url(), reason: reason() })
     }
 
-    /// Returns the target of a redirect.
+    /// Returns the target of a redirect. `None` if the response is not a redirect.
     fn redirect(&self, from: &Url, response: &reqwest::Response) -> Result<Option<Url>, VaultError> {
         if !matches!(response.status().as_u16(), 301 | 302 | 307 | 308) {
             return Ok(None);

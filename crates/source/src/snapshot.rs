@@ -31,6 +31,8 @@ pub struct Difference {
     /// Changed paths.
     pub paths: Vec<String>,
     /// Commit that the snapshot is compared with.
+    ///
+    /// It is the merge base, or the other commit itself if the histories have no common commit.
     pub since: MergeBase,
 }
 

@@ -17,7 +17,9 @@ use crate::style;
 
 /// Minimum time between two measurements.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum time between two measurements as a multiple of the time of one. It bounds the cost to 5 % of a CPU.
+/// Minimum time between two measurements, as a multiple of the duration of one.
+///
+/// This limits the cost to 5 % of a CPU.
 const INTERVAL_RATIO: u32 = 20;
 
 /// Disk limit of a step.
@@ -96,7 +98,9 @@ impl DiskLimit {
         }
     }
 
-    /// Measures the directories after the work. An unreadable directory is an error only at the end, because tests may make directories unreadable for a while.
+    /// Measures the directories after the work.
+    ///
+    /// An unreadable directory is an error only at the end, because a job, such as a test, may make directories unreadable for a while.
     async fn at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
         let usage = self.measure(allowed).await;
         if usage.bytes > allowed {

@@ -45,7 +45,9 @@ pub enum Failure {
     /// The job exceeded its timeout. The text names the timeout.
     #[error("{0}")]
     JobTimeout(String),
-    /// A built-in step failed because of something in the job. It counts as a failure of the script.
+    /// A step failed because of something in the job, such as an invalid file.
+    ///
+    /// It counts as a failure of the script.
     #[error("{0}")]
     Step(String),
     /// A login shell ended before it read the script. Contains a description of its end, and its exit status if it has one.

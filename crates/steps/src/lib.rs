@@ -1,8 +1,8 @@
 //! Step files, references and expressions, the engine that executes a tree of steps under their policies, and the processes that
 //! steps start.
 //!
-//! Invariants: [`process::Processes`] knows all processes of a job and terminates every one of them (J5). The output of
-//! steps is written only to [`log::Log`] (J6).
+//! Invariants (J5 and J6 are those of ARCHITECTURE.md): [`process::Processes`] knows all processes of a job and terminates every one of
+//! them (J5). The output of steps is written only to [`log::Log`] (J6).
 
 pub mod builtin;
 pub mod bundled;

@@ -94,7 +94,9 @@ impl GroupConfig {
 pub struct Throttle {
     /// Instances per second. 0 means the default of 100, a negative value means no limit.
     pub limit: i64,
-    /// Maximum number of instances at once. 0 uses `max_instances`, or `limit` if there is no maximum.
+    /// Maximum number of instances that are created at once.
+    ///
+    /// 0 uses `max_instances`, or `limit` if there is no maximum.
     pub burst: u32,
 }
 

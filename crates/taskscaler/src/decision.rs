@@ -113,6 +113,8 @@ pub enum DecisionKind {
         /// Number of jobs on the instance, including this one.
         jobs: u32,
         /// Whether the instance has the requested sticky context. `None` means that none was requested.
+        ///
+        /// A sticky context is the files that earlier jobs of the project left there.
         sticky: Option<bool>,
         /// Time in the queue.
         waited: Duration,

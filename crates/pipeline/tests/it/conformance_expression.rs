@@ -123,7 +123,7 @@ enum Tree {
     Pair(&'static str, Box<Tree>, Box<Tree>),
 }
 
-/// Value of a [`Tree`]: null, a text, or the result of a comparison.
+/// Value of a [`Tree`]: null, a text, or a boolean, such as the result of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 enum Outcome {
     Null,

@@ -338,7 +338,7 @@ fn c096_too_many_or_unknown_functions_are_rejected() {
     assert_rejected(&load("| upper").diagnostics, "unknown function `upper`");
     assert_rejected(&load("| truncate(a,b)").diagnostics, "`truncate` takes two integers");
     assert_rejected(&load("| posix_escape | expand_vars").diagnostics, "`posix_escape` must follow `expand_vars`");
-    let span = load("| upper").diagnostics[0].span.expect("the diagnostic has a position");
+    let span = load("| upper").diagnostics[0].span.expect("the diagnostic must have a position");
     assert_eq!((span.line, span.column, span.end - span.start), (3, 15, 23), "only the block is underlined");
 }
 

@@ -1,5 +1,5 @@
 //! Missing includes and references are reported first and only once, without errors that only result from them. With
-//! stubs, the rest of the pipeline can be shown.
+//! `Context::stubs_includes`, includes that cannot be reached are skipped, so that the rest of the pipeline can be shown.
 
 use muster_pipeline::diagnostic::Severity;
 use muster_pipeline::model::{DecisionKind, Pipeline};
@@ -48,7 +48,9 @@ fn c235_only_the_unresolved_reference_or_parent_is_reported() {
     assert_rejected(&project().compile(text).diagnostics, "unknown keys in `extends` (.nope)");
 }
 
-/// Returns the pipeline of a configuration whose missing files are skipped.
+/// Compiles a configuration, and skips the files that cannot be reached.
+///
+/// Returns the pipeline and the warnings.
 fn compile_with_stubs(project: TestProject, text: &str) -> (Pipeline, Vec<String>) {
     let mut project = project;
     project.context.stubs_includes = true;

@@ -72,6 +72,8 @@ fn many_errors_are_reported() {
 }
 
 /// Each of 20,000 unknown parents could be a misspelling of any of 20,000 keys.
+///
+/// Unlike compiling, loading reports all errors.
 #[test]
 fn many_unknown_parents_are_reported() {
     let text: String = (0..20_000).map(|number| format!("a-job-{number}: {{extends: .a-job-{number}}}\n")).collect();

@@ -42,7 +42,7 @@ impl PinnedCertificate {
     }
 }
 
-/// Returns a TLS configuration that accepts only this certificate.
+/// Returns a TLS configuration that verifies certificates with `pinned`.
 ///
 /// # Errors
 /// Returns an error if the crypto provider does not support TLS 1.2 and 1.3.

@@ -105,8 +105,9 @@ impl Client {
         }
     }
 
-    /// Returns the URL of the coordinator from a redirect that may receive the token. The body is consumed, so only the
-    /// caller can follow the redirect.
+    /// Returns the coordinator's URL from a redirect to a host that may receive the token.
+    ///
+    /// The body is consumed, so only the caller can follow the redirect.
     fn redirect_base(&self, response: &Response) -> Option<Url> {
         let to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
         Some(coordinator_url(to))

@@ -10,6 +10,9 @@ use url::Url;
 pub enum ClientError {
     /// 401, 403, 404 or 410: the token or the job is not, or no longer, valid. If the call was about a job, the job must
     /// be stopped (docs/spec/runner-api.md, sections 3.1 and 4.2).
+    ///
+    /// For a trace, 401, 404 and 410 are [`Self::Transient`]. For an update, 401 and 410 without `Job-Status` are
+    /// [`Self::Rejected`].
     #[error("{call}: the coordinator denied the request: {code} {message}")]
     Forbidden {
         /// Name of the call.

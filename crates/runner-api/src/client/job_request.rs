@@ -63,7 +63,9 @@ impl Client {
         self.request_job_over_http(&call).await
     }
 
-    /// Pauses gRPC. Returns an error if the request cannot be repeated over HTTP.
+    /// Pauses gRPC, unless the request was canceled.
+    ///
+    /// Returns an error if the request cannot be repeated over HTTP.
     fn leave_grpc(&self, call: &JobCall<'_>, error: String) -> Result<(), ClientError> {
         if call.progress.is_canceled() {
             return Err(ClientError::unreachable(CALL, error));

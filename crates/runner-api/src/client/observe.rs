@@ -19,6 +19,8 @@ pub struct EndedCall {
     /// response over HTTP.
     pub status: Option<u16>,
     /// Time from sending the request to the response headers, or to the failure.
+    ///
+    /// Over gRPC, to the end of the response.
     pub took: Duration,
 }
 

@@ -17,7 +17,9 @@ pub(super) const MAX_REDIRECTS: usize = 5;
 /// Prefix of the paths of all calls.
 const API: &str = "/api/v4/";
 
-/// Returns the redirect policy of all clients. If a body cannot be sent again, the redirect becomes the response.
+/// Returns the redirect policy of clients for HTTP/1.1.
+///
+/// If a body cannot be sent again, the redirect becomes the response.
 pub(super) fn policy() -> Policy {
     Policy::custom(|attempt| {
         let previous = attempt.previous();
@@ -71,7 +73,9 @@ pub(super) fn coordinator_url(mut url: Url) -> Url {
     url
 }
 
-/// Returns the part of the path before that of the API. A coordinator may be below a path of its host.
+/// Returns the part of the path before `/api/v4/`.
+///
+/// A coordinator may be below a path of its host. Empty without `/api/v4/`.
 fn path_prefix(url: &Url) -> &str {
     url.path().split_once(API).map_or("", |(prefix, _)| prefix)
 }

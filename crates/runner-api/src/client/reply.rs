@@ -146,7 +146,9 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
     })
 }
 
-/// Parses the response to `PATCH trace`. `end` is the length to assume if the response does not contain it.
+/// Parses the response to `PATCH trace`.
+///
+/// `end` is the length to assume if the bytes were accepted without a length.
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));

@@ -15,7 +15,9 @@ use url::Url;
 
 use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, redirect, user_agent};
 
-/// Time between two pings while a gRPC call waits. Servers of gRPC reject pings that arrive more often.
+/// Time between two pings while a gRPC call waits.
+///
+/// gRPC servers close connections on which pings arrive too often.
 const GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 /// Time without an answer to a ping after which a gRPC call fails. A server or proxy without HTTP/2 may not answer anything.
 const GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);

@@ -62,7 +62,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Items<T> {
     }
 }
 
-/// Options by group. Groups and options that are `null` are skipped.
+/// Options by group. A group that is `null` is empty. Options that are `null` are skipped.
 type Groups = BTreeMap<String, BTreeMap<String, serde_json::Value>>;
 
 fn null_groups<'de, D: Deserializer<'de>>(from: D) -> Result<Groups, D::Error> {

@@ -1,7 +1,7 @@
 //! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! A client learns of this service in two ways: Muster's client from a header of each successful HTTP response to a job request, gitlab-runner from the
-//! discovery. Both are offered only if the service returns the same job for the same idempotency key, because the loss of a gRPC response
+//! A client learns of this service in two ways: Muster's client from a header of each successful HTTP response to a job request, gitlab-runner from
+//! `GET /runners/router/discovery`. Both are offered only if the service returns the same job for the same idempotency key, because the loss of a gRPC response
 //! leads to a repeated request.
 
 use axum::Json;

@@ -69,8 +69,9 @@ pub(super) async fn append_trace(
     Ok(response)
 }
 
-/// Returns the start in `<start>-<end>`, without unit and total (docs/spec/runner-api.md, section 11.9). The end is
-/// start + length of the body.
+/// Returns the start in `<start>-<end>`, without unit and total.
+///
+/// The end is inclusive (docs/spec/runner-api.md, section 11.9), but any number is accepted.
 fn range_start(text: &str) -> Option<u64> {
     let (start, end) = text.split_once('-')?;
     end.parse::<u64>().ok()?;

@@ -4,8 +4,8 @@
 //! expects (docs/spec/runner-api.md, sections 1 to 5, 9 and 11). Has no state and makes no decisions about jobs.
 //!
 //! Depending on the version of the runner, tokens are in `RUNNER-TOKEN`, in `JOB-TOKEN` or in the body.
-//! `PRIVATE-TOKEN`, which some versions send, is ignored (docs/spec/runner-api.md, section 0). An invalid token is 403,
-//! never 401.
+//! `PRIVATE-TOKEN`, which some versions send with every call, is read only by the reset with a personal access token
+//! (docs/spec/runner-api.md, section 0). An invalid token is 403, never 401.
 
 mod answer;
 mod artifacts;

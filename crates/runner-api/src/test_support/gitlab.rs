@@ -57,7 +57,7 @@ impl MemoryCoordinator {
         self.gitlab.is_some()
     }
 
-    /// Returns the number of assignments and of finished jobs.
+    /// Returns the number of assignments, and the number of finished jobs.
     #[must_use]
     pub fn assigned_and_ended(&self) -> (usize, usize) {
         let state = self.state.lock();

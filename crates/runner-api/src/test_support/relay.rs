@@ -68,7 +68,9 @@ impl Relay {
         Ok(Self { url, shared, task })
     }
 
-    /// Sets what happens to HTTP/2 connections, also to those that are open.
+    /// Sets what happens to HTTP/2 connections.
+    ///
+    /// [`Http2::Reject`] and [`Http2::Ignore`] affect only new connections.
     pub fn set_http2(&self, http2: Http2) {
         *self.shared.http2.lock() = http2;
     }

@@ -51,7 +51,9 @@ impl MemoryCoordinator {
         })
     }
 
-    /// Removes the next fault of the call and never returns, if that fault is [`Fault::Hung`]. Otherwise returns at once.
+    /// If the next fault of the call is [`Fault::Hung`], removes it and never returns.
+    ///
+    /// Otherwise returns at once.
     async fn hang(&self, call: Call) {
         let hung = self.change(|state| {
             let faults = state.faults.get_mut(&call)?;

@@ -90,7 +90,7 @@ impl Default for Outputs {
 pub struct Parameter {
     /// Type of its values.
     pub kind: Kind,
-    /// Default value. `None` means that an input is required.
+    /// Default value. `None` means that the input must be given, or that the step must return the output.
     pub default: Option<Value>,
     /// Whether its values must not appear in the log.
     pub is_sensitive: bool,

@@ -161,7 +161,7 @@ impl UserSteps<'_> {
         };
         let site = "failed to load: fetching step: interpolating reference";
         let reference = scope.expand_text(text).map_err(expression_error(site))?;
-        // In the legacy dialect, such a reference is relative to the directory of the agent (docs/spec/steps.md, section 2.5).
+        // In the legacy dialect (step-runner 0.11.0), such a reference is relative to the directory of the agent (docs/spec/steps.md, section 2.5).
         let base = if self.is_legacy() && is_dynamic(text) { Path::new("") } else { dir };
         let target = Target::parse(&reference, base, self.settings.dialect)?;
         let step = match &target {

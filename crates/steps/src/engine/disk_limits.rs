@@ -1,4 +1,5 @@
-//! Runs steps within the disk limits of the operator's policy: that of all steps of the author, and those of the rules that allow steps.
+//! Runs steps within the disk limits of the operator's policy: the limit for all steps of the author, and the limits of the rules that
+//! allow single steps.
 
 use serde_json::{Map, Value};
 

@@ -54,7 +54,7 @@ impl UserSteps<'_> {
             Some(dir) => {
                 let site = format!("exec: interpolate workdir {dir:?}");
                 let dir = PathBuf::from(scope.expand_text(dir).map_err(expression_error(&site))?);
-                // In the legacy dialect, the directory is relative to the directory of the agent (docs/spec/steps.md, section 1.4).
+                // In the legacy dialect (step-runner 0.11.0), the directory is relative to the directory of the agent (docs/spec/steps.md, section 1.4).
                 if self.is_legacy() { dir } else { self.work_dir.join(dir) }
             }
             None => self.work_dir.to_owned(),
@@ -154,7 +154,7 @@ impl UserSteps<'_> {
 }
 
 impl ExecResult {
-    /// Returns the result of a process that was not started.
+    /// Returns the result of a process that has not been started yet.
     fn new(command: Vec<String>, work_dir: &Path) -> Self {
         Self { command, work_dir: work_dir.display().to_string(), exit_code: -1 }
     }

@@ -7,8 +7,9 @@ use super::user_steps::StepError;
 use crate::definition::StepFile;
 use crate::expression::{Dialect, ExpressionError, Scope};
 
-/// Evaluates the inputs for a step file. Adds the `offered` values, unevaluated, of the other inputs that it declares, and then its
-/// defaults.
+/// Evaluates the inputs for a step file.
+///
+/// Other inputs that the file declares get their `offered` values, which are not evaluated, or else their defaults.
 pub(super) fn checked_inputs<'o>(
     file: &StepFile,
     inputs: &Map<String, Value>,
@@ -44,7 +45,9 @@ pub(super) fn expand_keys(map: &Map<String, Value>, scope: &Scope) -> Result<Map
     map.iter().map(|(key, value)| Ok((expand_key(key, scope)?, value.clone()))).collect()
 }
 
-/// Evaluates the name of an input or variable. Only the current dialect permits expressions in it.
+/// Evaluates the name of an input or variable.
+///
+/// Expressions in it are permitted only in the current dialect, not in that of step-runner 0.11.0.
 pub(super) fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> {
     if !key.contains("${{") {
         return Ok(key.to_owned());

@@ -109,7 +109,9 @@ pub(super) fn outputs_of(entry: &StepEntry, runs: Vec<Map<String, Value>>) -> Ma
     lists
 }
 
-/// Returns the paths of the steps of a sequence. Steps of the same name get a number, and a step without a name has only its number.
+/// Returns the paths of the steps of a sequence.
+///
+/// Each further step of the same name gets its number, and a step without a name has only its number.
 pub(super) fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
     let mut paths: Vec<String> = Vec::with_capacity(entries.len());
     for (index, StepEntry { name, .. }) in entries.iter().enumerate() {

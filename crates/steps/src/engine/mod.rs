@@ -204,7 +204,7 @@ pub struct Engine<J> {
 /// Result of running a list of steps.
 #[derive(Debug)]
 pub struct StepsResult {
-    /// First failure. `None` means that all steps succeeded.
+    /// First failure, except failures of steps that are allowed to fail. `None` means that there was none.
     pub failure: Option<Failure>,
     /// Nodes of the steps that are part of the result.
     pub nodes: Vec<StepNode>,

@@ -47,7 +47,7 @@ pub(super) fn mask_sensitive_values(job: &impl Job, steps: &UserSteps<'_>) {
 /// Passes the exports and outputs of an operator's step to the rest of the job, as far as its policy declares them.
 ///
 /// # Errors
-/// A declared export or output is missing or not valid.
+/// A declared export is missing or cannot be masked, the job does not support exports, or the output `files` is not valid.
 pub(super) fn publish(
     job: &impl Job,
     policy: &Policy,
@@ -86,7 +86,7 @@ fn declared(
     let variable = |(name, kind): (&String, &ExportKind)| {
         let value = exported(name).ok_or_else(|| {
             format!(
-                "it did not export {name}, which its `exports` lists; write it to the export file, or remove it there"
+                "it did not export {name}, which its `exports` lists; write it to the export file, or remove it from `exports`"
             )
         })?;
         if kind.is_masked() && !is_long_enough(&value) {

@@ -1,4 +1,4 @@
-//! Points at which the engine can pause: before and after each step of a plan, and each step that an author wrote.
+//! Points at which the engine can pause: before and after each step of a plan, and of each step that an author wrote.
 
 use muster_agent_api::result::CallRecord;
 use serde_json::{Map, Value};

@@ -101,7 +101,9 @@ impl UserSteps<'_> {
         self.exports.lock().get(name).cloned().or_else(variable).or_else(inherited)
     }
 
-    /// Returns the step at a location. In the legacy dialect, only the URL of a repository can have expressions.
+    /// Returns the step at a location.
+    ///
+    /// In the legacy dialect (step-runner 0.11.0), only the URL of a repository can have expressions.
     pub(super) fn located(&self, location: &Location, scope: &Scope) -> Result<RemoteStep, StepError> {
         let expand = |text: &String| {
             let site = "failed to load: fetching step: interpolating reference";

@@ -43,7 +43,9 @@ pub(super) struct StepResult {
     /// Environment of the step, with the `env` of its file.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(super) env: Map<String, Value>,
-    /// Process of the step. `None` means that the step is a sequence, or that its command could not be evaluated.
+    /// Process of the step.
+    ///
+    /// `None` means that the step needs no process, such as a sequence, or that its command could not be evaluated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) exec_result: Option<ExecResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -105,7 +107,9 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Masks all sensitive values in nodes: a value can be declared as sensitive after the node of the step that it is from was recorded.
+    /// Masks all sensitive values in nodes.
+    ///
+    /// A value may become sensitive only after a node that contains it was recorded.
     pub(super) fn mask_nodes(&self, nodes: &mut [StepNode]) {
         if self.log.values().is_empty() {
             return;
@@ -194,7 +198,7 @@ fn write(dir: &Path, result: &Value) -> io::Result<()> {
     file.persist(dir.join(RESULTS_FILE)).map(drop).map_err(|error| error.error)
 }
 
-/// Returns a step file as a `SpecDefinition`. The outermost step file declares no outputs.
+/// Returns a step file as a `SpecDefinition`. For the outermost step file, empty outputs are omitted.
 fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: bool) -> Value {
     let mut spec = fields([("inputs", parameters(&file.spec.inputs))]);
     match &file.spec.outputs {

@@ -1,7 +1,7 @@
 //! Log of steps that run at the same time: the log of the job gets their output one step after the other, in the order of the list.
 //!
 //! The output of the first step that has not ended is written immediately. The output of the steps after it waits in files. So sections do
-//! not overlap, and no other output comes between the lines of a secret. Masking could not recognize such a secret.
+//! not overlap, and no other output comes between the lines of a secret. Masking could not recognize an interrupted secret.
 //!
 //! ```text
 //! waiting --its turn comes--> replayed: its output still goes to the file, and the file to the log --end of the file--> current
@@ -158,7 +158,9 @@ impl State {
         }
     }
 
-    /// Returns the next records of the file that is copied. At its end, the output of the step is written immediately, and there are none.
+    /// Returns the next records of the file that is copied.
+    ///
+    /// Empty at the end of the file. From then on, the output of the step is written immediately.
     fn next_piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(step) = self.steps.get_mut(self.current) else { return Ok(Vec::new()) };
         let piece = step.next_piece();

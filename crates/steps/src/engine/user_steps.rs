@@ -297,11 +297,13 @@ impl<'a> UserSteps<'a> {
         })
     }
 
-    /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started. If `returns_outputs` is set, returns the
-    /// outputs of the last step.
+    /// Runs the steps of a job's `run:` list.
+    ///
+    /// Adds their nodes to `nodes`, also for skipped steps, except those that do not run because of an earlier failure. If
+    /// `returns_outputs` is set, returns the outputs of the last step.
     ///
     /// # Errors
-    /// The first failure. The steps after it are not started.
+    /// The first failure. After it, only steps that run `on_failure` or `always` are started.
     pub(super) async fn run(
         &self,
         name: &str,

@@ -2,8 +2,8 @@
 //!
 //! Containing processes requires no controllers, but only a writable directory in a mounted cgroup2 hierarchy, which can be the
 //! `unified` hierarchy of a hybrid system. Root has such a directory, and so does a user with a delegated subtree. Processes are
-//! started inside these cgroups ([`super::spawn`]). Only the cgroups of a slot ([`super::slot`]) can require moving a process.
-//! [`super::limits`] enables controllers for a job's cgroup if the operator limits the job.
+//! started inside these cgroups ([`super::spawn`]). Only the cgroups of a slot, a job's share of the machine ([`super::slot`]), can
+//! require moving a process. [`super::limits`] enables controllers for a job's cgroup if the operator limits the job.
 
 use std::fs::{self, File};
 use std::io;
@@ -89,7 +89,9 @@ impl Cgroup {
         path.join(PROCS_FILE).exists().then(|| Self(path.to_owned()))
     }
 
-    /// Returns whether processes can be started in a child of the cgroup and can be killed with it. Old kernels do not support both.
+    /// Returns whether processes can be started in a child of the cgroup and can be killed with it.
+    ///
+    /// Old kernels support only one of these, or neither.
     pub(super) fn is_usable(&self) -> bool {
         let Some(probe) = self.child("probe") else { return false };
         let is_usable = File::open(&probe.0).is_ok_and(|directory| can_start_in(&directory)) && probe.kill().is_ok();

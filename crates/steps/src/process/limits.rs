@@ -1,7 +1,7 @@
 //! Operator's limits for the processes that run commands and steps of the job's author, enforced by the kernel.
 //!
 //! ```text
-//! CPU, memory   cgroup version 1: a cgroup for the job, beside the cgroup of the agent; version 2: the cgroup of the job.
+//! CPU, memory   cgroup version 1: a cgroup for the job, inside the cgroup of the agent's process; version 2: the cgroup of the job.
 //!               The cgroup of a rule is inside the cgroup of the rule for the calling step, so both limits apply
 //! network       a network namespace for each process, with nothing but its own loopback interface
 //! file size     RLIMIT_FSIZE

@@ -9,7 +9,7 @@
 //!
 //! A step that can be stopped alone has its own set of processes, with an extended tag and separate cgroups ([`Processes::in_own_set`]).
 //!
-//! `docs/explanation/processes.md` describes the guarantees of each.
+//! `docs/explanation/processes.md` describes the guarantees of both ways.
 //!
 //! A [`ProcessRecorder`] stores what was started, so that another agent can terminate the processes that a killed agent left behind
 //! ([`terminate_leftovers`]).

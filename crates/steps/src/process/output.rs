@@ -22,7 +22,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once.
 const READ_BUFFER_BYTES: usize = 256 * 1024;
-/// Length of a piece of output after which other tasks run. A process that prints such pieces gets a larger pipe, so that it waits less.
+/// Minimum length of a large piece of output.
+///
+/// Other tasks run after each large piece. A process that prints large pieces gets a larger pipe, so that it waits less.
 const LARGE_PIECE_BYTES: usize = 32 * 1024;
 /// Size of a large pipe.
 const LARGE_PIPE_BYTES: usize = 1024 * 1024;
@@ -44,7 +46,9 @@ impl OutputProgress {
     }
 }
 
-/// Runs `work` on this thread, and moves the other tasks of this thread to another one meanwhile, unless that other thread is in use already.
+/// Runs `work` on this thread.
+///
+/// Meanwhile, the other tasks of this thread run on one additional thread, unless another call uses it.
 fn beside_other_tasks<T>(work: impl FnOnce() -> T) -> T {
     static OTHER_THREAD: Semaphore = Semaphore::const_new(1);
     let permit = OTHER_THREAD.try_acquire();

@@ -40,7 +40,7 @@ impl Process {
     }
 }
 
-/// Returns whether the tag of a process is `tag`, or that of a set inside it.
+/// Returns whether the tag of a process is `tag`, or the tag of a set inside the set that has `tag`.
 pub(super) fn is_within(own_tag: &[u8], tag: &str) -> bool {
     own_tag.strip_prefix(tag.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
@@ -70,7 +70,10 @@ pub(super) fn all_processes() -> Vec<Process> {
     entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Returns the live processes that have the tag or one inside it, are in the process group of one of `leaders`, or descend from such a process.
+/// Returns the live processes of a job or a set.
+///
+/// These are the processes that have its tag or the tag of a set inside it, those in the process groups of `leaders`, and the
+/// descendants of both.
 pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     select_job_processes(tag, leaders, &live_processes())
 }

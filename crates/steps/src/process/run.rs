@@ -128,7 +128,9 @@ impl Processes {
         Ok(ended)
     }
 
-    /// Starts a process. Drops its environment and the script that it has, which would only take memory while it runs.
+    /// Starts a process.
+    ///
+    /// Consumes `command`, because its environment and input would only take memory while the process runs.
     fn start(&self, command: Command, log: &Arc<dyn Log>, set: &ProcessSet) -> Result<StartedProcess, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two

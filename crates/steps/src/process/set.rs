@@ -29,7 +29,9 @@ pub(super) struct ProcessSet {
     job: u64,
     /// Number of the set in its job. 0 is the set of all processes.
     number: u64,
-    /// Tag in the environment of the processes: that of the outer set, a slash and the number.
+    /// Tag in the environment of the processes.
+    ///
+    /// It is the tag of the job, or inside another set the tag of that set, a slash and the number.
     pub(super) tag: String,
     /// Set that includes this one. `None` means that the set has all processes of its job.
     outer: Option<Arc<ProcessSet>>,
@@ -96,7 +98,7 @@ impl Processes {
             // Processes that have ended before the stop may have left others behind.
             self.terminate_set(&set, grace).await;
         }
-        // The kernel refuses while a process is in the cgroup. It is then removed with that of the job.
+        // The kernel refuses while a process is in the cgroup. The cgroup is then removed with the job's cgroup.
         set.cgroups.lock().iter().for_each(Cgroup::remove);
         output
     }

@@ -1,4 +1,5 @@
-//! Cgroups of a job's slot: they give the job its share of a machine that runs several jobs, and count the job's usage.
+//! Cgroups of slots. A machine that runs several jobs has a slot for each of them. The cgroups of a slot give its job a share of the
+//! machine, and count the job's usage.
 //!
 //! ```text
 //! <mount>/<slot>          cgroup of the slot, never removed: its weight is the slot's share while slots compete

@@ -19,7 +19,7 @@ use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two searches for orphans that have exited.
 const REAP_INTERVAL: Duration = Duration::from_millis(500);
-/// Time until processes are listed again that could not be watched.
+/// Delay before the processes are listed again if none of them could be watched.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Maximum time to read the remaining output after all processes have ended.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -219,8 +219,9 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
     }
 }
 
-/// Sends TERM, and KILL after `grace`, until `members` returns no process. `cgroups` contain nothing but such processes. Returns the number of
-/// remaining processes.
+/// Sends TERM, and KILL after `grace`, until `members` returns no process.
+///
+/// `cgroups` contain only these processes. Returns the number of remaining processes.
 pub(super) async fn terminate_all(
     members: impl Fn() -> Vec<i32>,
     grace: Duration,
@@ -232,8 +233,8 @@ pub(super) async fn terminate_all(
         let mut signaled = HashSet::new();
         loop {
             let pids = members();
-            // A process that exits has no environment and no cgroup before it ends, so `members` does not find it. It is waited for, because its
-            // files may still be open.
+            // A process loses its environment and its cgroup shortly before it ends, so `members` no longer finds it. Its end is awaited
+            // anyway, because its files may still be open.
             watched.retain(|pid, process| {
                 let has_ended = process.has_ended();
                 if has_ended {

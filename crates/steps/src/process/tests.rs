@@ -124,7 +124,7 @@ async fn usage_includes_awaited_children() {
         let (_, log) = recorded_log();
         let before = processes.usage_counters();
         assert_eq!((before.cpu, before.memory_bytes), (Some(Duration::ZERO), Some(0)));
-        // Until a child executes its program, it counts the memory of this process. The script must use more than that.
+        // Until a child executes its program, the memory of this process counts as its memory. The script must use more than that.
         let script = format!("sh -c '{BURN}'; head -c 120000000 /dev/zero | tail -c 120000000 >/dev/null");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
         let after = processes.usage_counters();

@@ -278,13 +278,17 @@ impl LeaseHandle {
         self.shared.send_event(Event::ConnectionLost { key: self.assignment.key.clone() });
     }
 
-    /// Reports the health of the instance as the job saw it. It is replaced after `failure_threshold` consecutive failures.
+    /// Reports the health of the instance as the job saw it.
+    ///
+    /// The instance is replaced after `failure_threshold` consecutive failures.
     pub fn health(&self, result: Result<(), String>) {
         let (group, id): (GroupId, InstanceId) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Health { group, id, result });
     }
 
-    /// Reports that the instance does not respond. It gets no more jobs and is deleted after its last job.
+    /// Reports that the instance does not respond.
+    ///
+    /// The instance gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, reason: String) {
         let (group, id) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Retire { group, id, reason });

@@ -1,4 +1,4 @@
-//! Sets of metrics. Their types are those of the `prometheus` crate, which also formats them for export.
+//! Sets of metrics of the `prometheus` crate, which also formats them for export.
 
 use std::fmt;
 

@@ -16,7 +16,7 @@ const NEIGHBORS: [(f64, &str); 5] = [(0.5, "0"), (1.5, "1"), (3.5, "2-3"), (7.5,
 /// Metrics about jobs that share an instance.
 #[derive(Debug)]
 pub(super) struct SharingMetrics {
-    /// Number of jobs on the instance when one starts, including that one.
+    /// Number of jobs on the instance when a job starts there, including that job.
     jobs: Histogram,
     /// Number of slots per job.
     slots: Histogram,

@@ -28,7 +28,7 @@ use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, TaskKey};
 
-/// Engine time at the start of the process.
+/// Engine time at the start of the scaler.
 ///
 /// Ten years, because engine times cannot be negative, and the ledger has times before the start.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
@@ -287,7 +287,7 @@ impl ScalerTask {
         Some(LeaseHandle { assignment, group_name, shared: Arc::clone(&self.shared), lost, is_detached: false })
     }
 
-    /// Performs those of the engine's actions whose changes the ledger already contains.
+    /// Performs the engine's actions, except those that must wait until the ledger contains their changes.
     ///
     /// Does not wait for a slow or failing ledger. [`LedgerWriter::next_event`] continues the write.
     async fn flush(&mut self) {

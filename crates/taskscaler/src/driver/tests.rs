@@ -184,6 +184,7 @@ async fn preparation_waits_for_crashed_plugin() {
 #[tokio::test(start_paused = true)]
 async fn instance_that_always_crashes_plugin_is_replaced() {
     let cloud = Cloud::new();
+    // The plugin crashes in all attempts to get the connection details of the first instance.
     cloud.crashing_calls.store(5, Ordering::Relaxed);
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..10 {

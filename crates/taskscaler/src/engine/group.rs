@@ -43,7 +43,7 @@ pub(super) enum Discovery {
     Reappeared,
     /// A scale-up request has created it.
     Requested(MatchedRequest),
-    /// It is unmanaged and ignored.
+    /// It is ignored: it is unmanaged, or already being deleted.
     Unmanaged,
     /// It is unmanaged and will be used.
     Adopted,

@@ -77,7 +77,7 @@ impl StarvationHold {
     /// Checks that the held instance does not fit its request, and that no other instance is held.
     ///
     /// # Errors
-    /// The first violation of I5.
+    /// The first violation of invariant I5 (docs/explanation/taskscaler.md).
     pub(super) fn check(&self, pool: &Pool, queue: &Queue) -> Result<(), Violation> {
         let held = self.held.as_ref().and_then(|(key, index)| Some((queue.get(key)?, pool.get(*index)?)));
         if let Some((request, instance)) = held

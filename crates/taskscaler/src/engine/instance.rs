@@ -113,7 +113,9 @@ pub(super) struct Instance {
     pub(super) job_count: u32,
     /// Whether its free slots are held for a request for several slots.
     pub(super) held_for_request: bool,
-    /// Sticky contexts on it, the most recently used last.
+    /// Sticky contexts on it: files that later jobs of the same project can reuse.
+    ///
+    /// The most recently used context is the last.
     pub(super) contexts: Vec<StickyContextId>,
     /// Total run time of its jobs in milliseconds, and the time up to which it was computed.
     ///

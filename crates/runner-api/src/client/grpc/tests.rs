@@ -75,7 +75,9 @@ fn payload(id: i64) -> JobPayload {
     serde_json::from_value(job).unwrap()
 }
 
-/// The contract of [`Client::request_job`], which does not depend on the transport. Returns the relay's count of HTTP/2 connections.
+/// Checks the contract of [`Client::request_job`], which does not depend on the transport.
+///
+/// Returns the relay's count of HTTP/2 connections.
 async fn check_contract(setup: Setup) -> usize {
     let Setup { coordinator, client, .. } = &setup;
     // Without a version of the queue, the coordinator answers immediately.

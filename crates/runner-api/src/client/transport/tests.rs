@@ -89,7 +89,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
     (url, server)
 }
 
-/// Creates a self-signed certificate as `openssl req -x509` does, with changes.
+/// Creates a self-signed certificate as `openssl req -x509` does. `change` changes its parameters.
 fn self_signed_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();

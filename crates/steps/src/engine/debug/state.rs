@@ -124,7 +124,7 @@ pub enum DebugError {
     /// The job is not in the pause of this number.
     #[error("the job is not in this pause; wait for its next pause")]
     NotPaused,
-    /// Another command or request is pending.
+    /// Another request already waits until the running command has ended.
     #[error("another command is running in this pause; wait until it has ended")]
     Busy,
     /// The breakpoint is not set.
@@ -218,7 +218,7 @@ impl Debugger {
     /// Runs a command in the environment of the paused step. Dropping the output ends the command.
     ///
     /// # Errors
-    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] while another command runs.
+    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] if another request already waits for the end of a command.
     pub fn execute(&self, number: u64, command: Vec<String>) -> Result<CommandOutput, DebugError> {
         let (command, output) = PausedCommand::new(command, &self.secrets);
         self.in_pause(number, |pause| pause.request(Request::Execute(command)))?;
@@ -228,7 +228,7 @@ impl Debugger {
     /// Continues a paused job.
     ///
     /// # Errors
-    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] while a command runs.
+    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] if another request already waits for the end of a command.
     pub fn resume(&self, number: u64, action: Resume) -> Result<(), DebugError> {
         self.in_pause(number, |pause| pause.request(Request::Resume(action)))
     }

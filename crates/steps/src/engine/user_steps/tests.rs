@@ -119,7 +119,7 @@ async fn sequence_calls_sibling_steps_and_returns_outputs() {
 }
 
 #[tokio::test]
-async fn first_failure_ends_sequence_with_path_in_error() {
+async fn first_failure_ends_its_sequence_and_the_list_around_it() {
     let outer = "{}\n---\nrun:\n  - {name: bad, script: exit 7}\n  - {name: never, script: echo never}\n";
     let outcome = run(&[("outer", outer)], json!([{"name": "o", "step": "./outer"}, {"script": "echo never"}])).await;
     assert_eq!(outcome.log, "");

@@ -191,7 +191,7 @@ async fn request_with_advanced_time(client: &Client) -> (Result<JobOffer, Client
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::time::resume();
-        // Each second of the injected time is 10 ms, in which the connections make progress.
+        // Each advanced second takes 10 ms of real time, in which the connections make progress.
         let real = std::time::Instant::now();
         while !task.is_finished() && real.elapsed() < Duration::from_millis(10) {
             tokio::task::yield_now().await;

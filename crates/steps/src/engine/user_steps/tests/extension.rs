@@ -186,11 +186,12 @@ async fn timeout_of_a_parallel_step_does_not_end_the_others() {
     let list = json!([
         {"name": "fifo", "script": "mkfifo fifo"},
         entry("slow", "echo begun; sleep 600", json!({"parallel": true, "timeout": "200ms", "allow_failure": true})),
-        // This step ends only after the timeout, because the other one must have ended before its slot is used.
+        // `long` waits for `last`, which starts only when the timeout of `slow` has freed a slot.
         entry("long", "read x <fifo; echo long ends", json!({"parallel": 2})),
         entry("last", "echo >fifo; echo last", json!({"parallel": 2})),
     ]);
-    let outcome = tokio::time::timeout(Duration::from_secs(60), run(&[], list)).await.expect("the steps end");
+    let outcome =
+        tokio::time::timeout(Duration::from_secs(60), run(&[], list)).await.expect("the steps did not end in time");
     assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
     assert!(outcome.log.contains("\nlong ends\n") && outcome.log.ends_with("\nlast\n"), "{}", outcome.log);
     assert_eq!(outcome.nodes[1].cause, Some(TerminationCause::TimedOut));
