@@ -129,7 +129,7 @@ fn engine_bug_is_found_replayed_and_shrunk() {
         case.scenario.injected_defect = Some(delete_with_third_job);
         case
     };
-    let failure = run_cases(1, DEFAULT_RUNS, with_bug).expect_err("the bug is found");
+    let failure = run_cases(1, DEFAULT_RUNS, with_bug).expect_err("the bug must be found");
     assert_eq!(failure.violation.invariant, "I4");
     let message = failure.to_string();
     assert!(message.contains(&format!("MUSTER_TEST_SEED={} MUSTER_TEST_RUNS=1 replays it", failure.seed)), "{message}");

@@ -48,7 +48,7 @@ impl Engine {
         Some(group.list_calls.next(&self.config, &demand))
     }
 
-    /// Handles the provider's list of a group's instances. A list that was requested before the last applied one is ignored.
+    /// Handles the provider's list of a group's instances. A list that was requested before the last answered one is ignored.
     pub(super) fn listed(
         &mut self,
         now: Now,
@@ -140,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// Handles an instance that is listed for the first time.
+    /// Handles a listed instance that is neither in the pool nor known as unmanaged.
     fn discover(&mut self, now: Now, group: GroupId, call: u64, id: InstanceId, listed: InstanceState) {
         let Some(state) = self.inventory.groups.get_mut(group) else { return };
         let discovery = state.discover(now.at, &id, listed, self.config.unmanaged);

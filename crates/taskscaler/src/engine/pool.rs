@@ -73,7 +73,7 @@ pub(super) struct Pool {
     all: Slab<Instance>,
     groups: Vec<GroupPool>,
     free: BTreeSet<SortKey>,
-    /// Instances that have a sticky context.
+    /// For each sticky context, the instances on which a job with this context ran.
     by_context: HashMap<StickyContextId, BTreeSet<Index>>,
     due: BTreeSet<(Time, Index)>,
     totals: PoolTotals,

@@ -214,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// Deletes idle instances while the total cost exceeds the limit, because prices rose.
+    /// Deletes idle instances while the total cost exceeds the limit, for example after prices rose.
     ///
     /// Starts with the last group in the order of use, and skips groups without a price.
     fn delete_above_max_cost(&mut self, now: Now) {

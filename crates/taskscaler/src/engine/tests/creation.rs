@@ -244,7 +244,7 @@ fn accepted_instances_that_never_appear_are_replaced() {
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(400);
     assert_differs_from_upstream(
-        "V16: jobs that run after accepted instances never appeared",
+        "jobs that run after accepted instances never appeared",
         (0, 2),
         fixture.assignments.len(),
     );

@@ -81,7 +81,7 @@ fn deletion_without_effect_is_repeated_and_reported_as_stuck() {
     fixture.release("1");
     assert_eq!(decreases(&fixture), 1);
     fixture.seconds(58);
-    assert_eq!(decreases(&fixture), 1, "V9: no retry before the interval");
+    assert_eq!(decreases(&fixture), 1, "there must be no retry before the interval of a minute");
     fixture.seconds(4);
     assert_eq!(decreases(&fixture), 2);
     fixture.seconds(600);
@@ -100,7 +100,7 @@ fn instance_missing_from_one_list_is_not_lost() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::MissingFromList { .. })));
     fixture.clouds[0] = removed;
     fixture.seconds(120);
-    assert!(fixture.lost.is_empty(), "V11: a single list without it has no effect");
+    assert!(fixture.lost.is_empty(), "a single list without it must have no effect");
 }
 
 #[test]

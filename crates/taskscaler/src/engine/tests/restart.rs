@@ -178,18 +178,18 @@ fn age_and_idle_time_survive_restart() {
     fixture.seconds(290);
     assert_eq!((fixture.clouds[0].len(), age(&fixture)), (1, before + 290));
     fixture.seconds(20);
-    assert!(fixture.clouds[0].is_empty(), "600 s of idle time, 300 of them before the restart");
+    assert!(fixture.clouds[0].is_empty(), "600 s of idle time: 100 before the restart, 200 during it and 300 after it");
 }
 
 #[test]
 fn idle_instance_is_kept_for_a_while_after_restart() {
     let mut fixture = idle_and_restarted(600, 1_000_000_000);
     fixture.seconds(10);
-    assert_eq!(fixture.clouds[0].len(), 1, "the clock was set forward");
+    assert_eq!(fixture.clouds[0].len(), 1, "a clock that was set forward must not end the idle time immediately");
     fixture.seconds(10);
     assert!(fixture.clouds[0].is_empty());
     let mut fixture = idle_and_restarted(600, -1_000_000_000);
-    assert_eq!(fixture.engine.status(fixture.now).instances[0].age_ms, 0, "the clock was set back");
+    assert_eq!(fixture.engine.status(fixture.now).instances[0].age_ms, 0, "the age after the clock was set back");
     fixture.seconds(590);
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.seconds(20);
@@ -329,7 +329,10 @@ fn deleted_instance_in_old_list_is_not_unmanaged() {
     let mut fixture = restarted(fixture, config);
     fixture.clouds[0] = listed;
     fixture.seconds(61);
-    assert!(fixture.clouds[0].is_empty(), "the list was outdated, or the deletion failed");
+    assert!(
+        fixture.clouds[0].is_empty(),
+        "the instance must be deleted again: the list is outdated, or the deletion failed"
+    );
 }
 
 #[test]
@@ -438,7 +441,7 @@ fn written_off_request_is_matched_after_restart() {
     assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
 
-/// Each instance is late by most of a day and appears after a restart.
+/// The instances appear 10 and 23 hours after the request, each after a restart.
 #[test]
 fn written_off_requests_are_matched_for_a_day() {
     let hour = Duration::from_secs(3600);
