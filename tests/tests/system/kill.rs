@@ -36,7 +36,7 @@ const AGENT_SOCKET: &str = "agent.sock";
 /// Maximum time for which an agent is stopped.
 const MAX_FREEZE_TIME: Duration = Duration::from_secs(3);
 
-/// Maximum time from a kill to the end of all jobs. It is shorter than the coordinator's timeout for jobs without updates.
+/// Maximum time from a kill to the end of all jobs. It is shorter than the wait timeout of the coordinator, so that the failure lists all lost jobs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Point at which to kill.
@@ -161,7 +161,7 @@ pub(crate) struct Tally {
     /// Number of runs with a kill. A run has no kill if its point is not reached or the process does not exist.
     pub(crate) kills: usize,
     pub(crate) passed: usize,
-    /// Number of jobs that failed with a system failure because an agent or an instance was killed.
+    /// Number of jobs that failed with a system failure because an agent, an instance, a container or an engine was killed.
     pub(crate) failed: usize,
 }
 
