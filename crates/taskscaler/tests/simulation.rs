@@ -143,5 +143,5 @@ fn engine_bug_is_found_replayed_and_shrunk() {
     assert_eq!(smallest.run().unwrap_err().invariant, "I4");
     let (remaining, all) = (smallest.jobs.len(), with_bug(failure.seed).jobs.len());
     assert!((3..8).contains(&remaining) && remaining < all, "the bug needs three jobs: {remaining} of {all} remain");
-    Case::random(failure.seed).run().expect("the seed passes without the bug");
+    Case::random(failure.seed).run().expect("the seed must pass without the bug");
 }

@@ -109,7 +109,7 @@ fn replaced_named_group_does_not_take_over_instances() {
     let stored_rows = rows.clone().into_iter().collect();
     let (engine, unknown) = Engine::restore(replaced, stored_rows, Now::steady(Time::ZERO, MONDAY));
     let is_instance = |key: &&RowKey| matches!(key, RowKey::Instance { .. });
-    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "its row is kept: {unknown:?}");
+    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "the row of the instance is kept: {unknown:?}");
     assert!(engine.status(Now::steady(Time::ZERO, MONDAY)).instances.is_empty());
 }
 
@@ -254,7 +254,7 @@ fn instances_leases_and_job_counts_survive_restart() {
     assert_eq!(fixture.slot_of("3"), "i1/0", "R054: slots and job counts are known");
     fixture.release("2");
     fixture.release("3");
-    assert!(fixture.clouds[0].is_empty(), "it has had its three jobs");
+    assert!(fixture.clouds[0].is_empty(), "the instance has had its three jobs");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn unclaimed_lease_ends_and_its_instance_is_deleted() {
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.handle(Event::ClaimsComplete);
     assert_eq!(fixture.lost, [key("1")]);
-    assert!(fixture.clouds[0].is_empty(), "its job may have changed anything on it");
+    assert!(fixture.clouds[0].is_empty(), "the lost job may have changed anything on its instance");
 }
 
 #[test]
@@ -372,10 +372,10 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     assert_eq!(fixture.slot_of("new"), "i2/0", "the first instance has four jobs, but a capacity of two");
     (0..3).for_each(|job| fixture.release(&job.to_string()));
     fixture.seconds(1);
-    assert!(fixture.clouds[0].contains_key(&id("i1")), "its last job still runs");
+    assert!(fixture.clouds[0].contains_key(&id("i1")), "the last job of the instance still runs");
     fixture.release("3");
     fixture.seconds(1);
-    assert!(!fixture.clouds[0].contains_key(&id("i1")), "it has had four jobs of at most three");
+    assert!(!fixture.clouds[0].contains_key(&id("i1")), "the instance has had four jobs of at most three");
 }
 
 /// Returns the rows of a week of demand, and of the idle slot seconds that the forecast caused today.
