@@ -306,7 +306,7 @@ fn check(
         };
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
         let reasons: Vec<_> = text.lines().filter(|line| line.contains(FAILED)).collect();
-        assert_eq!(reasons.len(), 1, "the trace has the reason once: {text}\n{}", harness.log());
+        assert_eq!(reasons.len(), 1, "the trace must have the reason exactly once: {text}\n{}", harness.log());
         assert!(
             messages.iter().any(|message| reasons[0].contains(message)),
             "the reason is not one of {messages:?}: {text}\n{}",
