@@ -234,7 +234,7 @@ impl Engine {
         }
     }
 
-    /// Drains an instance that its plugin or a job has retired.
+    /// Drains an instance that must get no more jobs ([`crate::event::Event::Retire`]).
     pub(super) fn retire_instance(&mut self, now: Now, group: GroupId, id: &InstanceId, reason: String) {
         if let Some(index) = self.inventory.pool.find(group, id) {
             self.drain_or_delete(now, index, RemovalReason::Retired { reason });

@@ -186,7 +186,7 @@ impl Engine {
 
     /// Returns when the next surplus instance has been idle for the policy's idle time.
     ///
-    /// Reservations that would keep it longer are revoked at that time.
+    /// Reservations that would keep the instance longer are revoked at that time.
     pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
         if self.is_stopping || formula::surplus(&Inputs { reserved: 0, ..self.inputs(now) }) == 0 {
             return None;

@@ -106,7 +106,7 @@ pub struct GroupStatus {
     pub failures: u32,
     /// Error of the last of these failures.
     pub error: Option<String>,
-    /// Consecutive failed lists. If not 0, the status of its instances may be outdated.
+    /// Consecutive failed lists. If not 0, the status of the group's instances may be outdated.
     #[serde(default)]
     pub list_failures: u32,
     /// Error of the last failed list.
@@ -142,7 +142,7 @@ impl GroupStatus {
         }
     }
 
-    /// Returns a message if its instances cannot be listed.
+    /// Returns a message if the group's instances cannot be listed.
     #[must_use]
     pub fn list_failure_message(&self) -> Option<String> {
         let error = self.list_error.as_ref()?;
