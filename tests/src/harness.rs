@@ -44,12 +44,12 @@ pub struct Harness {
     pub engine: Option<DockerEngine>,
     /// Members that are added to every payload.
     job_members: Value,
-    /// Path of `config.toml`. `None` means that jobs run on this host.
+    /// Path of `config.toml`. `None` means that the manager is started with command-line options, and runs jobs on this host.
     config: Option<PathBuf>,
     /// User that runs the commands of jobs. `None` means the user of the manager.
     job_user: Option<String>,
     manager: Option<Child>,
-    /// Process at whose end the manager and the agent of this host exit.
+    /// Process at whose end the manager and the agent of this host exit, unless they run with `config.toml`.
     lifetime_process: Child,
     _served: Served,
 }
@@ -409,9 +409,9 @@ impl Harness {
         std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
     }
 
-    /// Waits until no spool entry, process or temporary file of a job remains (invariant J5).
+    /// Waits until no spool entry, process, object at the engine or temporary file of a job remains (invariant J5 in ARCHITECTURE.md).
     ///
-    /// Returns what remains after the timeout.
+    /// Returns what remains after the timeout. Empty if nothing remains.
     pub async fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();
         wait_until(|| {

@@ -119,7 +119,7 @@ pub enum Event {
         /// Whether the coordinator returned a job without holding the request ([`crate::time::HELD_AFTER`]).
         is_immediate_job: bool,
     },
-    /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`] (S15).
+    /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`].
     Cancel {
         /// Key of the request.
         key: TaskKey,
@@ -161,7 +161,7 @@ pub enum Event {
         /// Operator and reason.
         by: String,
     },
-    /// An instance must get no more jobs: its plugin announced an interruption, or a job made it unusable.
+    /// An instance must get no more jobs: its plugin announced an interruption, or it does not respond to its job.
     Retire {
         /// The group.
         group: GroupId,
@@ -269,12 +269,14 @@ pub enum Action {
         /// Reason for the loss.
         reason: LossReason,
     },
-    /// A reservation that no job has used is revoked: the capacity for it was deleted or is no longer expected.
+    /// A reservation that no job has used is revoked.
+    ///
+    /// No slot for it is expected anymore, it kept an instance beyond its idle time, or it was too far ahead of the free slots.
     RevokeReservation {
         /// Key of the reservation.
         key: TaskKey,
     },
-    /// Outcome of [`Event::Operator`]. The ledger contains it.
+    /// Outcome of [`Event::Operator`]. The ledger already contains the change.
     OperatorReply {
         /// Number of the request.
         request: u64,

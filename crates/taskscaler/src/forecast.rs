@@ -193,7 +193,7 @@ impl Forecast {
     /// `boot` is the time that a new instance takes to become ready.
     #[must_use]
     pub fn idle_target(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
-        self.safety_stock(unix, in_use, boot, self.config.safety_factor)
+        self.idle_slots(unix, in_use, boot, self.config.safety_factor)
     }
 
     /// Returns the number of existing idle slots to retain in addition to the `in_use` ones.
@@ -201,10 +201,11 @@ impl Forecast {
     /// It is at least [`Self::idle_target`].
     #[must_use]
     pub fn retained_idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
-        self.safety_stock(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
+        self.idle_slots(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
     }
 
-    fn safety_stock(&self, unix: i64, in_use: u64, boot: Duration, factor: f64) -> u64 {
+    /// Returns the sum of the three parts of the forecast, with this factor for the safety stock.
+    fn idle_slots(&self, unix: i64, in_use: u64, boot: Duration, factor: f64) -> u64 {
         let hours = self.idle_slot_seconds / 3600.0;
         if self.config.max_idle_slot_hours_per_day.is_some_and(|max| hours >= max) {
             return 0;

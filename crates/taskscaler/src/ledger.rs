@@ -105,7 +105,7 @@ pub enum Row {
         job_count: u32,
         /// Time at which the instance was first seen, in seconds since 1970.
         first_seen_at: i64,
-        /// Time since which the instance has had no job, in seconds since 1970.
+        /// Time at which the last job ended or the instance became ready, in seconds since 1970. Ignored while it has a job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_since: Option<i64>,
         /// What the scaler intends to do with the instance.
@@ -113,7 +113,7 @@ pub enum Row {
         /// Sticky contexts on the instance, the most recently used last.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         contexts: Vec<StickyContextId>,
-        /// Whether it was ready before, so that the ready command has run.
+        /// Whether the instance was ready before, so that the ready command has run.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         was_ready: bool,
         /// Environment that a job saved for a later one, while no job uses it.

@@ -90,7 +90,7 @@ impl Policies {
 
     /// Returns the index and the target of the policy that is active at `unix` seconds since 1970.
     ///
-    /// If several periods match, the last policy in the configuration wins. If none matches, returns `None` and the default (S4).
+    /// If several periods match, the last policy in the configuration wins. If none matches, returns `None` and the default.
     #[must_use]
     pub fn active_at(&self, unix: i64) -> (Option<usize>, IdleTarget) {
         let found = self.list.iter().enumerate().rev().find(|(_, policy)| policy.matches(unix));

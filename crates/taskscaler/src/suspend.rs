@@ -67,7 +67,7 @@ pub enum ResumeError {
     /// The plugin cannot suspend and resume instances.
     #[error("the plugin of its group cannot resume: capability not supported: suspend_resume")]
     NoCapability,
-    /// The instance of the environment was lost.
+    /// The instance of the environment was lost, failed its preparation, or was not ready in time.
     #[error("failed to resume its instance: {0}")]
     InstanceLost(String),
     /// The scaler is shutting down.

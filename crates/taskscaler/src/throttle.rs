@@ -42,7 +42,7 @@ impl TokenBucket {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "0 <= tokens <= burst, which was a u32"
+        reason = "0 <= tokens <= burst, which is a small number"
     )]
     pub(crate) fn available(&mut self, at: Time) -> u32 {
         self.refill(at);

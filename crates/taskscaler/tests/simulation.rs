@@ -129,7 +129,7 @@ fn engine_bug_is_found_replayed_and_shrunk() {
         case.scenario.injected_defect = Some(delete_with_third_job);
         case
     };
-    let failure = run_cases(1, DEFAULT_RUNS, with_bug).expect_err("the bug is found");
+    let failure = run_cases(1, DEFAULT_RUNS, with_bug).expect_err("the bug must be found");
     assert_eq!(failure.violation.invariant, "I4");
     let message = failure.to_string();
     assert!(message.contains(&format!("MUSTER_TEST_SEED={} MUSTER_TEST_RUNS=1 replays it", failure.seed)), "{message}");
@@ -143,5 +143,5 @@ fn engine_bug_is_found_replayed_and_shrunk() {
     assert_eq!(smallest.run().unwrap_err().invariant, "I4");
     let (remaining, all) = (smallest.jobs.len(), with_bug(failure.seed).jobs.len());
     assert!((3..8).contains(&remaining) && remaining < all, "the bug needs three jobs: {remaining} of {all} remain");
-    Case::random(failure.seed).run().expect("the seed passes without the bug");
+    Case::random(failure.seed).run().expect("the seed must pass without the bug");
 }

@@ -14,8 +14,9 @@ use crate::config::Config;
 const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(50);
 /// Timeout for a list, and for the two commands that return the connection details. The host's timeout for both calls is 120 s.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(100);
-/// Default user and port of docker-machine.
+/// Default user of docker-machine.
 const DEFAULT_USER: &str = "root";
+/// Default SSH port of docker-machine.
 const DEFAULT_PORT: u16 = 22;
 /// Maximum time in seconds that one machine can delay a list. This is the default of docker-machine.
 const LIST_TIMEOUT_S: &str = "10";

@@ -20,8 +20,9 @@ const MAX_CONCURRENT_REMOVALS: usize = 16;
 
 /// Interval for checking a creation by an earlier process.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum and minimum delay between attempts to remove a machine with force.
+/// Maximum delay between attempts to remove a machine with force.
 const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(600);
+/// Minimum delay between attempts to remove a machine with force.
 const MIN_REMOVAL_DELAY: Duration = Duration::from_millis(100);
 
 /// A group of machines.

@@ -183,7 +183,7 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     let _ = write.close().await;
 }
 
-/// Forwards input and output of a command, and waits for its exit. Returns `None` if the client closes the channel before.
+/// Forwards input and output of a command, and waits for its exit. Returns `None` if the client closes the channel before the command exits.
 async fn wait_exit(
     child: &mut Child,
     write: &ChannelWriteHalf<Msg>,

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Maximum number of rounds. Processes may start others while they are being stopped, and signals take time.
+/// Maximum number of rounds, each of which sends the signal to all processes that have not changed their state yet.
+///
+/// Several are needed, because processes may start others while they are being stopped, and signals take time.
 const MAX_ROUNDS: usize = 1000;
 /// Delay between two rounds.
 const ROUND_DELAY: Duration = Duration::from_millis(1);

@@ -136,7 +136,7 @@ impl Pool {
         leased
     }
 
-    /// Ends a lease, whose machine must then be cleaned up. `None` if there is no such lease.
+    /// Ends a lease. Returns its machine, which must then be cleaned up. `None` if there is no such lease.
     pub(crate) fn release(&mut self, id: &InstanceId) -> Option<Machine> {
         let pooled = self.machine_of(id)?;
         if let MachineState::Leased(lease) = pooled.state {

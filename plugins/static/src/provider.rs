@@ -15,8 +15,8 @@ use crate::pool::{MachineTask, Pool};
 use crate::probe;
 use crate::store::Store;
 
-/// Maximum number of concurrent checks.
-const MAX_CONCURRENT_CHECKS: usize = 64;
+/// Maximum number of concurrent checks and cleanups.
+const MAX_CONCURRENT_TASKS: usize = 64;
 /// Timeout for the first check of all machines. The host's timeout for `Init` is one minute.
 const INITIAL_CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time to wait for the other machines once one is healthy.
@@ -149,7 +149,7 @@ impl Provider for Static {
             settings,
             pool: Arc::new(Mutex::new(pool)),
             store: Arc::new(store),
-            checks: Semaphore::new(MAX_CONCURRENT_CHECKS),
+            checks: Semaphore::new(MAX_CONCURRENT_TASKS),
             machines_modified: Mutex::new(modified),
         });
         inner.store(inner.pool().await, |_| ()).await?;

@@ -10,7 +10,7 @@ use crate::missing;
 
 /// Static shell and tools of Debian's package busybox-static.
 const BUSYBOX: &str = "/bin/busybox";
-/// Names of the only executable of an image without a shell, which does what its name says.
+/// Names of the only executable in an image without a shell. The executable acts according to the name by which it is called.
 const TOOLS: [&str; 4] = ["cat", "id", "pwd", "touch"];
 /// Error that does not occur, because the file is in memory.
 const IN_MEMORY: &str = "failed to write to memory";

@@ -158,7 +158,7 @@ pub fn fake_gcs() -> Option<Server> {
     // The server prints the port 0 instead of the one that the system has chosen.
     let server =
         Server::start_with(command, |pid, line| line.contains("server started").then(|| listening_address(pid))?);
-    // The server reads paths as Google does only on its public host.
+    // The server interprets paths as Google does only if the request is for its public host.
     let body = format!(r#"{{"publicHost": "{}"}}"#, server.address);
     let answer = call(&server.address, "PUT", "/_internal/config", &body).expect("the server does not answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

@@ -163,7 +163,7 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
     let nest = NestingFixture::start();
-    // All instances would use the same daemon, so there must be only one.
+    // All instances would use the same daemon, so there must be only one instance.
     let harness = start_harness(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail_creations(1);
     let lines = Lines::random(&mut StdRng::seed_from_u64(12));

@@ -36,7 +36,7 @@ const AGENT_SOCKET: &str = "agent.sock";
 /// Maximum time for which an agent is stopped.
 const MAX_FREEZE_TIME: Duration = Duration::from_secs(3);
 
-/// Maximum time from a kill to the end of all jobs. It is shorter than the coordinator's timeout for jobs without updates.
+/// Maximum time from a kill to the end of all jobs. It is shorter than the wait timeout of the coordinator, so that the failure lists all lost jobs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Point at which to kill.
@@ -161,7 +161,7 @@ pub(crate) struct Tally {
     /// Number of runs with a kill. A run has no kill if its point is not reached or the process does not exist.
     pub(crate) kills: usize,
     pub(crate) passed: usize,
-    /// Number of jobs that failed with a system failure because an agent or an instance was killed.
+    /// Number of jobs that failed with a system failure because an agent, an instance, a container or an engine was killed.
     pub(crate) failed: usize,
 }
 
@@ -306,7 +306,7 @@ fn check(
         };
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
         let reasons: Vec<_> = text.lines().filter(|line| line.contains(FAILED)).collect();
-        assert_eq!(reasons.len(), 1, "the trace has the reason once: {text}\n{}", harness.log());
+        assert_eq!(reasons.len(), 1, "the trace must have the reason exactly once: {text}\n{}", harness.log());
         assert!(
             messages.iter().any(|message| reasons[0].contains(message)),
             "the reason is not one of {messages:?}: {text}\n{}",

@@ -126,7 +126,7 @@ async fn invalid_environment_key_fails_the_job_with_reason() {
         check_rejected(&harness, id, reason).await;
     }
     wait_until_suspended(&harness).await;
-    // A job with the right key fails, and its environment is suspended again as it requested.
+    // A job with the right key fails, and its environment is suspended again, as the job requested.
     let options = json!({ "runtime_environment_key": key, "suspend_on_failure": true });
     push(&harness, 9, PROJECT, &["cat data", "exit 3"], &options);
     let job = harness.coordinator.wait_for_end(JobId(9)).await;

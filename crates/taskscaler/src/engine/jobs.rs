@@ -15,7 +15,7 @@ use crate::suspend::{ResumeError, SuspendError, SuspendEvent, SuspendedEnvironme
 use crate::time::Now;
 use crate::types::{GroupId, LossReason, RemovalReason, SlotAssignment, SlotRequest, TaskKey};
 
-/// Maximum number of sticky contexts that are remembered for an instance, which may have more.
+/// Maximum number of sticky contexts that are remembered for an instance. The least recently used one is forgotten first.
 const MAX_CONTEXTS: usize = 32;
 
 impl Engine {
@@ -148,7 +148,7 @@ impl Engine {
         density.slots_for(need, self.config.slots_per_new_instance())
     }
 
-    /// Returns the lease that a task got before a restart.
+    /// Returns the lease that a task got before a restart, which then counts as claimed.
     pub fn claim(&mut self, key: &TaskKey) -> Option<SlotAssignment> {
         self.leases.claim(&self.inventory.pool, key)
     }
@@ -210,7 +210,7 @@ impl Engine {
         self.inventory.record_decision(now, DecisionKind::JobUsage { key, usage, neighbors: run.neighbors, slowdown });
     }
 
-    /// Ends a lease. An instance that has had its maximum number of jobs is deleted immediately (S12).
+    /// Ends a lease. An instance that has had its maximum number of jobs is deleted immediately.
     pub(super) fn release(&mut self, now: Now, key: &TaskKey) {
         let Some(index) = self.leases.remove(&mut self.inventory, now, key) else { return };
         self.inventory.record_decision(now, DecisionKind::Released { key: key.clone() });

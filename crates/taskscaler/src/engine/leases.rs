@@ -77,7 +77,7 @@ impl Leases {
         self.by_key.get(key).map(|location| location.index)
     }
 
-    /// Returns the lease that a task got before a restart.
+    /// Returns the lease that a task got before a restart, which then counts as claimed.
     pub(super) fn claim(&mut self, pool: &Pool, key: &TaskKey) -> Option<SlotAssignment> {
         let location = *self.by_key.get(key)?;
         self.unclaimed.remove(key);
@@ -151,7 +151,7 @@ impl Leases {
             return Err(Violation::new(
                 "R2",
                 format!(
-                    "{} leases exist, but {leases_on_instances} of them have slots on instances",
+                    "{} leases exist, but instances have slots for {leases_on_instances} leases",
                     self.by_key.len()
                 ),
             ));

@@ -48,7 +48,7 @@ impl Engine {
         Some(group.list_calls.next(&self.config, &demand))
     }
 
-    /// Handles the provider's list of a group's instances. A list that was requested before the last applied one is ignored.
+    /// Handles the provider's list of a group's instances. A list that was requested before the last answered one is ignored.
     pub(super) fn listed(
         &mut self,
         now: Now,
@@ -140,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// Handles an instance that is listed for the first time.
+    /// Handles a listed instance that is neither in the pool nor known as unmanaged.
     fn discover(&mut self, now: Now, group: GroupId, call: u64, id: InstanceId, listed: InstanceState) {
         let Some(state) = self.inventory.groups.get_mut(group) else { return };
         let discovery = state.discover(now.at, &id, listed, self.config.unmanaged);
@@ -234,7 +234,7 @@ impl Engine {
         }
     }
 
-    /// Drains an instance that its plugin or a job has retired.
+    /// Drains an instance that must get no more jobs ([`crate::event::Event::Retire`]).
     pub(super) fn retire_instance(&mut self, now: Now, group: GroupId, id: &InstanceId, reason: String) {
         if let Some(index) = self.inventory.pool.find(group, id) {
             self.drain_or_delete(now, index, RemovalReason::Retired { reason });

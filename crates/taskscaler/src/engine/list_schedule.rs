@@ -1,4 +1,4 @@
-//! Decides when the instances of a group are listed.
+//! Decides when the instances of a group are listed. A *list* is a call of the plugin that returns all instances of the group.
 //!
 //! - While no change is expected, the interval is [`Config::update_interval`].
 //! - While a change is expected, the interval is [`Config::update_interval_when_expecting`].
@@ -55,7 +55,7 @@ pub(super) struct ListDemand {
     pub(super) deletions: Option<ExpectedChanges>,
     /// Whether a job waits for a slot or for a suspended environment.
     pub(super) has_waiting_jobs: bool,
-    /// When the last reservation was refused. `None` if it was possible.
+    /// When the last reservation was refused. `None` if it was possible, or if there was none.
     pub(super) last_refusal: Option<Time>,
 }
 
@@ -120,7 +120,8 @@ impl ListSchedule {
 
     /// Returns the start time of a list that was answered, and forgets older lists in flight.
     ///
-    /// Returns `None` if a newer list was answered before, which makes this one outdated.
+    /// Returns `None` if a newer list was answered before, which makes this one outdated, or if the call was forgotten, for example
+    /// because the plugin was restarted.
     pub(super) fn finish(&mut self, call: u64) -> Option<Time> {
         let position = self.in_flight.iter().position(|(number, _)| *number == call)?;
         let (_, started) = self.in_flight.remove(position)?;

@@ -73,7 +73,7 @@ pub(super) struct Pool {
     all: Slab<Instance>,
     groups: Vec<GroupPool>,
     free: BTreeSet<SortKey>,
-    /// Instances that have a sticky context.
+    /// For each sticky context, the instances on which a job with this context ran.
     by_context: HashMap<StickyContextId, BTreeSet<Index>>,
     due: BTreeSet<(Time, Index)>,
     totals: PoolTotals,
@@ -326,7 +326,7 @@ impl Pool {
 
     /// Returns the number of slots of an instance that requests for one slot each can get now.
     ///
-    /// Each of them uses the instance once, so the remaining uses limit the number.
+    /// Each request uses the instance once, so the remaining uses limit the number.
     pub(super) fn offered_slots(&self, index: Index) -> u64 {
         let Some(instance) = self.all.get(index) else { return 0 };
         u64::from(instance.slot_totals(self.limits).free)

@@ -21,11 +21,11 @@ pub(super) struct Reservations {
     keys: HashSet<TaskKey>,
     /// Number of jobs that requests immediately returned since the last answer without a job.
     immediate_jobs: u64,
-    /// Time of the last answer, or of the first reservation that waits for an answer.
+    /// Time of the last answer. If no request was open then, the time of the first reservation that waits for an answer.
     last_answer: Time,
     /// Whether slots are reserved ahead. Such reservations may be revoked.
     is_ahead: bool,
-    /// When the last reservation was refused. `None` if it was possible.
+    /// When the last reservation was refused. `None` if it was possible, or if there was none.
     ///
     /// After a refusal, a job may be waiting at the coordinator.
     last_refusal: Option<Time>,

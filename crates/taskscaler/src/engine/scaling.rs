@@ -186,7 +186,7 @@ impl Engine {
 
     /// Returns when the next surplus instance has been idle for the policy's idle time.
     ///
-    /// Reservations that would keep it longer are revoked at that time.
+    /// Reservations that would keep the instance longer are revoked at that time.
     pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
         if self.is_stopping || formula::surplus(&Inputs { reserved: 0, ..self.inputs(now) }) == 0 {
             return None;
@@ -214,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// Deletes idle instances while the total cost exceeds the limit, because prices rose.
+    /// Deletes idle instances while the total cost exceeds the limit, for example after prices rose.
     ///
     /// Starts with the last group in the order of use, and skips groups without a price.
     fn delete_above_max_cost(&mut self, now: Now) {

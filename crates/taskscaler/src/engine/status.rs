@@ -21,7 +21,7 @@ pub struct SlotCounts {
     pub pending: u64,
     /// Assigned slots.
     pub acquired: u64,
-    /// Reserved slots.
+    /// Reservations, including those of queued requests.
     pub reserved: u64,
     /// Slots that are free but can no longer be assigned.
     pub unavailable: u64,
@@ -38,7 +38,7 @@ pub struct Totals {
     pub max: Option<u64>,
     /// Number of instances to create (positive) or to delete (negative).
     pub desired_change: i64,
-    /// Cost of all instances per hour, as far as prices are known.
+    /// Cost per hour of all instances that exist or may appear, as far as prices are known.
     pub cost_per_hour: f64,
     /// Number of unmanaged instances.
     pub unmanaged: u64,
@@ -55,7 +55,7 @@ pub struct ScalerStatus {
     pub idle_target: u64,
     /// Number of the active policy, counted from 1. `None` means the default.
     pub policy: Option<usize>,
-    /// Cost of all instances per hour, as far as prices are known.
+    /// Cost per hour of all instances that exist or may appear, as far as prices are known.
     pub cost_per_hour: f64,
     /// Reasons why additional instances cannot be created, for each group.
     pub scale_up_blocked: Vec<String>,
@@ -65,7 +65,7 @@ pub struct ScalerStatus {
     /// Number of instances that boot, are being prepared, or were requested.
     #[serde(default)]
     pub booting: u64,
-    /// Estimated time until the next instance is ready, in milliseconds.
+    /// Estimated time until the next instance is ready, in milliseconds. `None` means unknown.
     #[serde(default)]
     pub next_ready_in_ms: Option<u64>,
     /// Instance groups, in the order of the configuration.
@@ -90,7 +90,7 @@ pub struct WaitingStatus {
 pub struct GroupStatus {
     /// Name of the group.
     pub name: String,
-    /// Reason why its plugin is not running. `None` if it is running.
+    /// Reason why the group's plugin is not running. `None` if it is running.
     pub unavailable_reason: Option<String>,
     /// Maximum number of instances. `None` means no limit.
     pub max: Option<u32>,
@@ -106,7 +106,7 @@ pub struct GroupStatus {
     pub failures: u32,
     /// Error of the last of these failures.
     pub error: Option<String>,
-    /// Consecutive failed lists. If not 0, the status of its instances may be outdated.
+    /// Consecutive failed lists. If not 0, the status of the group's instances may be outdated.
     #[serde(default)]
     pub list_failures: u32,
     /// Error of the last failed list.
@@ -142,7 +142,7 @@ impl GroupStatus {
         }
     }
 
-    /// Returns a message if its instances cannot be listed.
+    /// Returns a message if the group's instances cannot be listed.
     #[must_use]
     pub fn list_failure_message(&self) -> Option<String> {
         let error = self.list_error.as_ref()?;
@@ -164,7 +164,7 @@ pub struct InstanceStatus {
     /// `booting`, `preparing`, `ready`, `suspending`, `suspended` or `resuming` (with an environment for a later job),
     /// `cordoned` (by an operator), `draining` (deleted after its last job), or `deleting`.
     pub state: String,
-    /// Reason for the deletion, the operator who cordoned it, or the suspended environment.
+    /// Reason for the deletion, the operator who cordoned it, or the suspended environment. `None` in other states.
     pub reason: Option<String>,
     /// Time in this state, in milliseconds.
     pub state_age_ms: u64,
@@ -224,7 +224,7 @@ pub struct WaitReason {
     pub requests_ahead: usize,
     /// Number of instances that boot, are being prepared, or were requested.
     pub booting: u64,
-    /// Estimated time until the next instance is ready, in milliseconds.
+    /// Estimated time until the next instance is ready, in milliseconds. `None` means unknown.
     pub next_ready_in_ms: Option<u64>,
     /// Reasons why no more instances can be created, for each group.
     pub scale_up_blocked: Vec<String>,
@@ -283,7 +283,7 @@ impl StatusView<'_> {
             .collect()
     }
 
-    /// Returns the estimated time until the next instance is ready, in milliseconds.
+    /// Returns the estimated time until the next instance is ready, in milliseconds. `None` means unknown.
     pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
         let preparation = |group: &GroupState| group.preparation.fastest.unwrap_or_default();
         let groups = self.inventory.groups.iter();

@@ -178,7 +178,7 @@ fn explain_instance(id: &str, report: &Report, source: ReportSource, decisions: 
     explanation(report, found.is_some() || unmanaged.is_some() || !decisions.is_empty(), summary, decisions)
 }
 
-/// Explains why an idle instance is kept.
+/// Explains whether an idle instance is kept. Returns `None` if the instance is not idle.
 fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<String> {
     if instance.state != "ready" || !instance.slots.is_empty() {
         return None;

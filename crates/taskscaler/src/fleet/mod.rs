@@ -58,7 +58,7 @@ pub struct Report {
     pub requests_paused_reason: Option<String>,
     /// Status of the scaler. `None` if it is unknown.
     pub status: Option<ScalerStatus>,
-    /// Resource usage of instances, keyed by the name that [`name_among`] returns, if the plugin reports it.
+    /// Resource usage of the instances for which the plugin reports it. Keys are the names that [`name_among`] returns.
     #[serde(default)]
     pub resources: BTreeMap<String, InstanceUsage>,
 }
@@ -124,7 +124,7 @@ pub struct Explanation {
     /// Whether older decisions of the last day were omitted.
     #[serde(default)]
     pub truncated: bool,
-    /// Whether the ledger is unreadable. If so, the decisions come only from the history.
+    /// Whether the ledger is unreadable. If so, the explanation is based on the history only.
     #[serde(default)]
     pub ledger_unreadable: bool,
 }

@@ -17,7 +17,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 pub struct Spread {
     /// Median in seconds.
     pub median_s: f64,
-    /// Spread around the median. 1 means a constant; with 2, 95 % of the values are between half and twice the median.
+    /// Spread around the median. Up to 1, the value is constant; with 2, 95 % of the values are between half and twice the median.
     #[serde(default = "one")]
     pub factor: f64,
 }
@@ -183,8 +183,8 @@ pub enum Visibility {
     ///
     /// A list is given by the number of the manager's run and the number of the call.
     Since((u32, u64)),
-    /// The manager cannot distinguish it from an instance that it requested later, because the machine is unmanaged or appeared
-    /// late.
+    /// The manager cannot distinguish the machine from an instance that it requested later, because the machine is unmanaged,
+    /// appeared late, or was wrongly omitted by a list before any list contained it.
     Never,
 }
 

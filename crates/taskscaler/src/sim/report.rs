@@ -20,6 +20,8 @@ pub struct Point {
 }
 
 /// Results of a simulation.
+///
+/// Wait times, completed and unfinished jobs, machines and costs count only from [`super::scenario::Scenario::measured_from`] on.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     /// Wait time of each attempt of each job in milliseconds, in the order of their starts. For attempts that never got a slot, the

@@ -49,7 +49,7 @@ impl Cloud {
         })
     }
 
-    /// Returns true if a machine exists and is not suspended.
+    /// Returns true if a machine exists and is neither suspended nor being suspended or resumed.
     #[must_use]
     pub fn is_running(&self, at: Time, id: &InstanceId) -> bool {
         let is_running = |machine: &Machine| machine.is_live(at) && machine.suspend_state(at) == InstanceState::Running;

@@ -26,7 +26,7 @@ const SCOPE: &str = "gitlab-ci-runner";
 const MAX_BATCH_ITEMS: usize = 32;
 /// Maximum number of attempts to send a request.
 const MAX_ATTEMPTS: u32 = 3;
-/// Delay before the second attempt, which jitter reduces by up to half. It doubles with each further attempt.
+/// Delay before the second attempt. It doubles with each further attempt, and jitter reduces it by up to half.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Maximum delay between two attempts, including a delay that the collector requests.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);

@@ -59,7 +59,7 @@ pub struct StepSpan {
     pub started_ms: u64,
     /// Duration in milliseconds.
     pub duration_ms: u64,
-    /// Exit status of the step's process. `None` means that the step runs no process.
+    /// Exit status of the step's process. `None` means that the step ran no process, or that its process has no exit status.
     pub exit_code: Option<i32>,
     /// Further attributes, such as the resources that the step used.
     pub attributes: Vec<(&'static str, Attribute)>,
@@ -78,7 +78,7 @@ pub struct JobSpan {
     pub ended_ms: u64,
     /// Outcome.
     pub outcome: SpanOutcome,
-    /// Reported reason of a failure. `None` means that the job did not fail.
+    /// Reported reason of a failure. `None` means that no failure was reported.
     pub failure_reason: Option<String>,
     /// Attributes of the job's span.
     pub attributes: Vec<(&'static str, Attribute)>,

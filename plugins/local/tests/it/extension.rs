@@ -44,7 +44,7 @@ async fn interruption_notice_precedes_preemption() {
     assert_eq!(
         group.update().await.unwrap().instances[&instance],
         InstanceState::Running,
-        "the instance is still running"
+        "the instance must still run after the notice"
     );
     wait_for_instances(&group, InstanceState::Running, 0).await;
     group.stop().await;

@@ -89,7 +89,7 @@ async fn states(group: &Group) -> Vec<(String, InstanceState)> {
     states
 }
 
-/// Polls the plugin until `condition` returns true. The protocol has no events.
+/// Polls the plugin until `condition` returns true. The protocol has no event for state changes.
 async fn wait_until(failure: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition().await {

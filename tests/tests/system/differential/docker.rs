@@ -27,7 +27,7 @@ pub(super) struct Docker {
 }
 
 impl Docker {
-    /// Creates the images. Returns `None` if an engine cannot run here.
+    /// Creates the images. Returns `None` if an engine cannot run here, or if busybox is missing.
     pub(super) fn start() -> Option<Self> {
         let engine = DockerEngine::shared()?;
         IMAGES.iter().all(|(name, instructions)| engine.create_image(name, instructions)).then_some(Self { engine })

@@ -128,7 +128,7 @@ impl Inventory {
         call
     }
 
-    /// Handles the provider's answer to a request: the number of accepted instances.
+    /// Handles the provider's answer to a request: the number of accepted instances, or an error.
     pub(in crate::engine) fn handle_increase_answer(
         &mut self,
         now: Now,

@@ -121,7 +121,9 @@ impl Inventory {
         }
     }
 
-    /// Repeats soon a health check that failed because of the plugin. It does not count as a failure of the instance.
+    /// Makes the next health check due soon, because the last one failed because of the plugin.
+    ///
+    /// Such a failure does not count as a failure of the instance.
     pub(in crate::engine) fn health_unknown(&mut self, now: Now, group: GroupId, id: &InstanceId) {
         let Some(index) = self.pool.find(group, id) else { return };
         self.pool.change(index, |instance| {
@@ -133,8 +135,8 @@ impl Inventory {
 
     /// Records the result of a health check.
     ///
-    /// A failed check is repeated soon. Returns the reason to delete the instance after `failure_threshold` consecutive
-    /// failures.
+    /// A failed check is repeated soon. After `failure_threshold` consecutive failures, returns the reason to drain or delete the
+    /// instance.
     pub(in crate::engine) fn record_health(
         &mut self,
         now: Now,

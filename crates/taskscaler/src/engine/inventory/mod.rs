@@ -1,6 +1,6 @@
-//! The inventory: groups and their instances. It records each change of them for the ledger and the history.
+//! The inventory: groups and their instances. Each change of a group or an instance is recorded for the ledger and the history.
 //!
-//! It changes one instance or group at a time and knows neither leases nor queued requests. A method that finds that an
+//! The inventory changes one instance or group at a time and knows neither leases nor queued requests. A method that finds that an
 //! instance must be deleted returns the reason, because its job and its suspended environment must end first.
 
 mod creation;
@@ -25,7 +25,7 @@ pub(super) use self::creation::ScaleUpLimits;
 
 /// Headroom of a group without a limit.
 pub(super) const UNBOUNDED: u64 = 1_000_000_000;
-/// Time after which a deletion is stuck, or three times the usual duration if that is longer.
+/// Minimum time after which a deletion is stuck. If three times the usual duration is longer, that time is used instead.
 const STUCK_AFTER: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Groups and instances, with the changes that the driver has not collected yet.
@@ -59,7 +59,7 @@ impl Inventory {
         self.next_number = self.next_number.max(next);
     }
 
-    /// Returns a number for jitter that differs for each call and is the same in each run.
+    /// Returns a number for jitter that differs for each call. Runs with the same seed get the same numbers.
     pub(super) fn jitter(&mut self) -> u64 {
         let number = self.allocate_number();
         splitmix64(self.jitter_seed ^ number)
@@ -136,7 +136,7 @@ impl Inventory {
         }
     }
 
-    /// Returns the current value of a row that belongs to a group. `None` if the row no longer exists.
+    /// Returns the current value of a row that belongs to a group. `None` if there is no such row, or if it belongs to no group.
     pub(super) fn row(&self, key: &RowKey) -> Option<Row> {
         let id = self.groups.find(key.group()?)?;
         let group = self.groups.get(id)?;

@@ -118,7 +118,7 @@ impl Inventory {
         Ok(OperatorOutcome::GroupUndrained)
     }
 
-    /// Returns the instances of a drained group that are not drained yet, with the operator and reason.
+    /// Returns who drained a group and why, and its instances that are not drained yet. `None` if the group is not drained.
     pub(in crate::engine) fn undrained_instances(&self, id: GroupId) -> Option<(String, Vec<Index>)> {
         let by = self.groups.get(id)?.drained.clone()?;
         let is_undrained = |phase: &InstancePhase| match phase {

@@ -71,7 +71,7 @@ impl Suspension {
         }
     }
 
-    /// Suspends an instance again that no job waits for.
+    /// Suspends the instance again, because no job waits for it.
     ///
     /// A preparation in progress is not interrupted. Otherwise its result would be mistaken for the result of a later preparation.
     pub(in crate::engine) fn suspend_again(&mut self, at: Time) {

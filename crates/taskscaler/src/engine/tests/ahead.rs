@@ -119,7 +119,7 @@ fn unanswered_requests_revoke_reservations_ahead() {
     let (mut burst, _) = run_three_rounds(single_use_config(40));
     assert_eq!(burst.request(), 8);
     burst.fixture.advance(std::time::Duration::from_millis(900));
-    assert_eq!(burst.fixture.revoked.len(), 0, "they may still be answered immediately");
+    assert_eq!(burst.fixture.revoked.len(), 0, "the requests may still be answered immediately");
     burst.fixture.advance(std::time::Duration::from_millis(100));
     assert_eq!(burst.fixture.revoked.len(), 8);
 }

@@ -244,7 +244,7 @@ fn accepted_instances_that_never_appear_are_replaced() {
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(400);
     assert_differs_from_upstream(
-        "V16: jobs that run after accepted instances never appeared",
+        "jobs that run after accepted instances never appeared",
         (0, 2),
         fixture.assignments.len(),
     );
@@ -370,14 +370,14 @@ fn overdue_instance_is_replaced_and_still_managed_when_it_appears() {
         fixture.acquire(&format!("early-{job}"));
     }
     fixture.seconds(60);
-    assert_eq!(fixture.assignments.len(), 8, "all appeared in the next list");
+    assert_eq!(fixture.assignments.len(), 8, "all early instances appeared in the next list");
     fixture.behaviors[0] = CloudBehavior::AcceptOnly;
     fixture.acquire("late");
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(10);
-    assert_eq!((fixture.increases().len(), fixture.created), (9, 8), "not overdue yet");
+    assert_eq!((fixture.increases().len(), fixture.created), (9, 8), "the ninth instance is not overdue yet");
     fixture.seconds(60);
-    assert_eq!(fixture.slot_of("late"), "i9/0", "requested again and used");
+    assert_eq!(fixture.slot_of("late"), "i9/0", "an instance is requested again, and the late job uses it");
     // The overdue instance appears, too. It is deleted once no job needs it.
     fixture.create(G);
     fixture.seconds(2);
@@ -402,7 +402,7 @@ fn overdue_instance_is_awaited_at_max_instances() {
     fixture.acquire("late");
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(590);
-    assert_eq!(fixture.created, 8, "it may still appear and exceed the maximum");
+    assert_eq!(fixture.created, 8, "the overdue instance may still appear, and another would exceed the maximum");
     let wait = fixture.engine.explain_waiting(fixture.now, &key("late")).unwrap();
     let reason = "instance limit of 9 reached (1 may still appear after a failed or overdue creation)";
     assert!(wait.scale_up_blocked[0].ends_with(reason), "{wait:?}");

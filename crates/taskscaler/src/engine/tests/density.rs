@@ -72,7 +72,7 @@ fn large_jobs_request_separate_instances_immediately() {
     assert_eq!(fixture.increases().iter().sum::<u32>(), 5, "three jobs of three slots need three instances");
     fixture.seconds(120);
     assert_eq!(fixture.assignments.len(), 11);
-    assert_eq!(fixture.increases().iter().sum::<u32>(), 5, "no more are requested");
+    assert_eq!(fixture.increases().iter().sum::<u32>(), 5, "no more instances are requested");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn instance_with_sticky_context_is_preferred_without_waiting() {
     fixture.acquire_for("5", &with_context(1));
     assert_eq!(fixture.slot_of("5"), "a/1");
     fixture.acquire_for("6", &with_context(1));
-    assert_eq!(fixture.slot_of("6"), "b/1", "a is full, and the job does not wait for it");
+    assert_eq!(fixture.slot_of("6"), "b/1", "instance a is full, and the job does not wait for it");
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Leased { sticky: Some(true), .. })));
 }
 

@@ -73,7 +73,7 @@ fn cordoned_instance_gets_no_jobs_and_is_kept() {
     fixture.release("1");
     fixture.release("2");
     fixture.seconds(3600);
-    assert_eq!(names(&fixture), ["a"], "it is neither idle nor surplus");
+    assert_eq!(names(&fixture), ["a"], "a cordoned instance counts as neither idle nor surplus");
     assert_eq!(state(&fixture, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
     assert_eq!(fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
     fixture.seconds(3);
@@ -134,7 +134,10 @@ fn drain_waits_for_jobs_and_forced_delete_does_not() {
     );
     assert_eq!(state(&fixture, "a"), ("draining".to_owned(), Some("deleted by ann".to_owned())));
     fixture.release("1");
-    assert!(fixture.lost.is_empty() && names(&fixture).contains(&"a".to_owned()), "one job still runs");
+    assert!(
+        fixture.lost.is_empty() && names(&fixture).contains(&"a".to_owned()),
+        "the instance is kept while one of its jobs still runs"
+    );
     fixture.release("2");
     assert_eq!(names(&fixture), ["b"]);
     assert_eq!(fixture.apply_operator_action(Some("b"), DELETE), Err(OperatorError::HasJobs { jobs: 1 }));
@@ -195,7 +198,11 @@ fn drained_group_creates_no_instances_and_deletes_its_own() {
     let mut rows = BTreeMap::new();
     let mut fixture = restarted(fixture, &mut rows);
     fixture.seconds(120);
-    assert_eq!((names(&fixture).len(), fixture.increases().len()), (1, 0), "after a restart as well");
+    assert_eq!(
+        (names(&fixture).len(), fixture.increases().len()),
+        (1, 0),
+        "after the restart, the cordoned instance is kept and none is created"
+    );
     assert_eq!(
         fixture.apply_operator_action(Some("b"), OperatorAction::Uncordon),
         Ok(OperatorOutcome::UncordonedForRemoval { reason: "its group was drained by ann".to_owned() })
@@ -251,7 +258,7 @@ fn used_up_cordoned_instance_is_kept() {
     assert_eq!(names(&fixture), ["a"]);
     fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon).unwrap();
     fixture.seconds(5);
-    assert_eq!(names(&fixture), [""; 0], "it has had its only job");
+    assert_eq!(names(&fixture), [""; 0], "the instance has had its only job");
 }
 
 #[test]

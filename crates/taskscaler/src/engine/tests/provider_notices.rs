@@ -29,7 +29,7 @@ fn retired_instance_keeps_running_job_and_gets_no_new_ones() {
     fixture.acquire("2");
     fixture.seconds(40);
     assert_eq!(fixture.slot_of("1"), "a/0");
-    assert_ne!(fixture.slot_of("2"), "a/1", "it gets a new instance");
+    assert_ne!(fixture.slot_of("2"), "a/1", "job 2 gets a new instance");
     assert!(fixture.lost.is_empty());
     let expected = RemovalReason::Retired { reason: "spot reclaim".to_owned() };
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Drain { reason, .. } if *reason == expected)));

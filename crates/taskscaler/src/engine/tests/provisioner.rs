@@ -178,7 +178,7 @@ fn v10_rejected_deletion_is_repeated_soon() {
         _ => None,
     });
     fixture.handle(Event::Decreased { group: G, ids: deletion.expect("a deletion"), result: Ok(Vec::new()) });
-    assert_eq!(decreases(&fixture), before, "not immediately");
+    assert_eq!(decreases(&fixture), before, "the deletion is not repeated immediately");
     fixture.seconds(2);
     assert_eq!(decreases(&fixture), before + 1, "the deletion is repeated within two seconds, as by gitlab-runner");
     assert!(fixture.clouds[0].is_empty());

@@ -81,7 +81,7 @@ fn deletion_without_effect_is_repeated_and_reported_as_stuck() {
     fixture.release("1");
     assert_eq!(decreases(&fixture), 1);
     fixture.seconds(58);
-    assert_eq!(decreases(&fixture), 1, "V9: no retry before the interval");
+    assert_eq!(decreases(&fixture), 1, "there must be no retry before the interval of a minute");
     fixture.seconds(4);
     assert_eq!(decreases(&fixture), 2);
     fixture.seconds(600);
@@ -100,7 +100,7 @@ fn instance_missing_from_one_list_is_not_lost() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::MissingFromList { .. })));
     fixture.clouds[0] = removed;
     fixture.seconds(120);
-    assert!(fixture.lost.is_empty(), "V11: a single list without it has no effect");
+    assert!(fixture.lost.is_empty(), "a single list without it must have no effect");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn lost_instance_that_reappears_is_deleted() {
     assert_eq!(fixture.lost, [key("1")]);
     fixture.clouds[0].extend(removed);
     fixture.seconds(120);
-    assert!(!fixture.clouds[0].contains_key(&id("a")), "its job was rescheduled, so it is neither used nor leaked");
+    assert!(!fixture.clouds[0].contains_key(&id("a")), "the lost job was rescheduled, so its instance must be deleted");
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Delete { reason: RemovalReason::Reappeared, .. })));
 }
 
@@ -165,7 +165,7 @@ fn shutdown_deletes_instances_without_jobs_if_configured() {
     assert_eq!(fixture.clouds[0].keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
     assert!(fixture.engine.acquire(fixture.now, key("2"), &SlotRequest::default()).is_err());
     fixture.release("1");
-    assert!(fixture.clouds[0].is_empty(), "it is deleted once its job has ended");
+    assert!(fixture.clouds[0].is_empty(), "the instance is deleted once its job has ended");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn instances_are_not_removed_while_plugin_is_down() {
     fixture.seconds(30);
     assert!(checks(&fixture) > before);
     assert_eq!((fixture.instances(), fixture.created), (3, 1));
-    assert_eq!(fixture.slot_of("3"), "i1/0", "its timeout starts again when the plugin is up");
+    assert_eq!(fixture.slot_of("3"), "i1/0", "the timeout of the booting instance starts again when the plugin is up");
     assert_eq!(fixture.count(|action| matches!(action, Action::Decrease { .. })), 0);
 }
 

@@ -109,7 +109,7 @@ fn replaced_named_group_does_not_take_over_instances() {
     let stored_rows = rows.clone().into_iter().collect();
     let (engine, unknown) = Engine::restore(replaced, stored_rows, Now::steady(Time::ZERO, MONDAY));
     let is_instance = |key: &&RowKey| matches!(key, RowKey::Instance { .. });
-    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "its row is kept: {unknown:?}");
+    assert_eq!(unknown.iter().filter(is_instance).count(), 1, "the row of the instance is kept: {unknown:?}");
     assert!(engine.status(Now::steady(Time::ZERO, MONDAY)).instances.is_empty());
 }
 
@@ -178,18 +178,18 @@ fn age_and_idle_time_survive_restart() {
     fixture.seconds(290);
     assert_eq!((fixture.clouds[0].len(), age(&fixture)), (1, before + 290));
     fixture.seconds(20);
-    assert!(fixture.clouds[0].is_empty(), "600 s of idle time, 300 of them before the restart");
+    assert!(fixture.clouds[0].is_empty(), "600 s of idle time: 100 before the restart, 200 during it and 300 after it");
 }
 
 #[test]
 fn idle_instance_is_kept_for_a_while_after_restart() {
     let mut fixture = idle_and_restarted(600, 1_000_000_000);
     fixture.seconds(10);
-    assert_eq!(fixture.clouds[0].len(), 1, "the clock was set forward");
+    assert_eq!(fixture.clouds[0].len(), 1, "a clock that was set forward must not end the idle time immediately");
     fixture.seconds(10);
     assert!(fixture.clouds[0].is_empty());
     let mut fixture = idle_and_restarted(600, -1_000_000_000);
-    assert_eq!(fixture.engine.status(fixture.now).instances[0].age_ms, 0, "the clock was set back");
+    assert_eq!(fixture.engine.status(fixture.now).instances[0].age_ms, 0, "the age after the clock was set back");
     fixture.seconds(590);
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.seconds(20);
@@ -254,7 +254,7 @@ fn instances_leases_and_job_counts_survive_restart() {
     assert_eq!(fixture.slot_of("3"), "i1/0", "R054: slots and job counts are known");
     fixture.release("2");
     fixture.release("3");
-    assert!(fixture.clouds[0].is_empty(), "it has had its three jobs");
+    assert!(fixture.clouds[0].is_empty(), "the instance has had its three jobs");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn unclaimed_lease_ends_and_its_instance_is_deleted() {
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.handle(Event::ClaimsComplete);
     assert_eq!(fixture.lost, [key("1")]);
-    assert!(fixture.clouds[0].is_empty(), "its job may have changed anything on it");
+    assert!(fixture.clouds[0].is_empty(), "the lost job may have changed anything on its instance");
 }
 
 #[test]
@@ -329,7 +329,10 @@ fn deleted_instance_in_old_list_is_not_unmanaged() {
     let mut fixture = restarted(fixture, config);
     fixture.clouds[0] = listed;
     fixture.seconds(61);
-    assert!(fixture.clouds[0].is_empty(), "the list was outdated, or the deletion failed");
+    assert!(
+        fixture.clouds[0].is_empty(),
+        "the instance must be deleted again: the list is outdated, or the deletion failed"
+    );
 }
 
 #[test]
@@ -369,10 +372,10 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     assert_eq!(fixture.slot_of("new"), "i2/0", "the first instance has four jobs, but a capacity of two");
     (0..3).for_each(|job| fixture.release(&job.to_string()));
     fixture.seconds(1);
-    assert!(fixture.clouds[0].contains_key(&id("i1")), "its last job still runs");
+    assert!(fixture.clouds[0].contains_key(&id("i1")), "the last job of the instance still runs");
     fixture.release("3");
     fixture.seconds(1);
-    assert!(!fixture.clouds[0].contains_key(&id("i1")), "it has had four jobs of at most three");
+    assert!(!fixture.clouds[0].contains_key(&id("i1")), "the instance has had four jobs of at most three");
 }
 
 /// Returns the rows of a week of demand, and of the idle slot seconds that the forecast caused today.
@@ -438,7 +441,7 @@ fn written_off_request_is_matched_after_restart() {
     assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
 
-/// Each instance is late by most of a day and appears after a restart.
+/// The instances appear 10 and 23 hours after the request, each after a restart.
 #[test]
 fn written_off_requests_are_matched_for_a_day() {
     let hour = Duration::from_secs(3600);

@@ -121,7 +121,7 @@ fn s12_single_use_instance_is_deleted_with_its_job() {
     let mut fixture = adopted(config, &["a"]);
     fixture.acquire("1");
     fixture.release("1");
-    assert!(fixture.clouds[0].is_empty(), "immediately, without waiting for a periodic check");
+    assert!(fixture.clouds[0].is_empty(), "the instance is deleted immediately, without waiting for a periodic check");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn s14_unhealthy_idle_instance_is_deleted() {
     let remaining = fixture.clouds[0].len();
     assert_differs_from_upstream("unhealthy idle instances before the next scale-down", (1, 0), remaining);
     fixture.acquire("1");
-    assert_eq!(fixture.slot_of("1"), "none", "it waits for another instance");
+    assert_eq!(fixture.slot_of("1"), "none", "the job waits for another instance");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn s17_preexisting_instances_are_ignored() {
     );
     config.unmanaged = UnmanagedPolicy::Delete;
     let fixture = Fixture::with_instances(config, existing());
-    assert!(fixture.clouds[0].is_empty(), "deleted as by gitlab-runner, if configured");
+    assert!(fixture.clouds[0].is_empty(), "the unmanaged instance is deleted as by gitlab-runner, if configured");
 }
 
 #[test]

@@ -276,7 +276,7 @@ fn instance_is_suspended_again_after_canceled_resume() {
     fixture.seconds(3);
     fixture.handle(Event::Cancel { key: key("2") });
     fixture.seconds(3);
-    assert_eq!(state(&fixture, "i1"), "suspending", "it does not count as suspended while it resumes");
+    assert_eq!(state(&fixture, "i1"), "suspending", "an instance that is resuming does not count as suspended");
     fixture.suspend_has_effect = true;
     fixture.clouds[0].insert(id("i1"), InstanceState::Running);
     fixture.seconds(5);

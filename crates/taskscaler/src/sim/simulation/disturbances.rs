@@ -85,7 +85,7 @@ impl Simulation<'_> {
         existing.get(index % existing.len().max(1)).map(|id| (*id).clone())
     }
 
-    /// Ends all disturbances: stock and prices are as at the start, and nothing is cordoned or drained.
+    /// Ends all disturbances: stock and prices are as at the start, no group is drained, and no instance is cordoned.
     pub(super) fn end_disturbances(&mut self) {
         for group in 0..self.clouds.len() {
             self.has_stock[group] = true;

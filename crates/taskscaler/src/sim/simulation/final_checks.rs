@@ -9,7 +9,8 @@ use crate::time::{Time, milliseconds};
 impl Simulation<'_> {
     /// Ends the simulation and returns its report.
     ///
-    /// Checks that every job is done (J1), and that no machines remain except unmanaged ones and those that the policy retains (I3).
+    /// Checks that every job is done (J1 in ARCHITECTURE.md). Also checks that no machines remain except unmanaged ones and those
+    /// that the policy retains (I3 in the crate's documentation).
     pub(super) fn finish(mut self, end: Time) -> Result<Report, Violation> {
         if self.scenario.checked {
             if self.unfinished > 0 {
