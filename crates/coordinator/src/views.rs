@@ -160,7 +160,7 @@ pub struct StuckJob {
     pub job: JobId,
     /// Name of the job.
     pub name: String,
-    /// Reason: ``no runner has the tag `gpu` ``.
+    /// Reason, such as ``no runner has the tag `gpu` ``.
     pub reason: String,
 }
 

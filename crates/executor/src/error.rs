@@ -71,7 +71,7 @@ pub enum ExecutorError {
         "failed to restore slot {slot} of environment `{environment}`: it is in use, or the environment does not exist"
     )]
     SlotTaken {
-        /// ID of the environment.
+        /// ID of the environment. For instances, the name of their runner.
         environment: String,
         /// Number of the slot.
         slot: u32,

@@ -21,7 +21,7 @@ pub struct Limit {
     pub remedy: &'static str,
 }
 
-/// Error of a file that could not be read.
+/// Error of a file that could not be opened or read.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read `{}`: {problem}", path.display())]
 pub struct FileError {

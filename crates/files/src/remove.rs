@@ -127,7 +127,7 @@ impl Level {
             }
             self.subdirectories.push(name.to_owned());
             if self.subdirectories.len() >= MAX_NAMES {
-                // Ends the removal, so that `kept` does not grow further.
+                // If `kept` is full, the directory is not read again, so that `kept` does not grow further.
                 self.has_more = self.kept.len() < MAX_NAMES;
                 break;
             }

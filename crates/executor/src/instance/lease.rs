@@ -22,8 +22,8 @@ use crate::{
 const SLOT_RELEASED: &str = "the slot was released";
 pub(super) const SCALER_ENDED: &str = "the scaler has ended";
 
-/// Maximum time for which an instance is silent after its connection broke. After this time, the instance is considered lost, whatever
-/// its provider reports.
+/// Maximum time for which an instance may be silent after its connection broke. After this time, the instance is considered lost,
+/// whatever its provider reports.
 ///
 /// The keepalive detects a broken connection within 6 s, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);

@@ -146,7 +146,7 @@ impl InstanceExecutor {
 
     /// Applies new settings.
     ///
-    /// Policies and `requests` take effect at once. All other settings are used only if the scaler has not been started yet.
+    /// Policies and `requests` take effect at once. All other settings are used only by a scaler and by plugins that start later.
     pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.reservations_changed.notify_one();
@@ -245,7 +245,7 @@ impl Executor for InstanceExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        // The claim also ends if the caller stops waiting.
+        // The lease also counts as claimed if the caller stops waiting.
         let task_key = record.task_key().unwrap_or_default();
         let _guard = ClaimGuard { shared: &self.shared, task_key };
         self.restore_claimed(record, task_key).await

@@ -107,7 +107,9 @@ pub struct RunnerStats {
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Number of requests that may be in flight, adapted to the results of recent requests.
+    /// Number of requests that may be in flight now: 1 after a failure, otherwise adapted to the results of recent requests.
+    ///
+    /// Equal to `requests_hard` if the number is not adapted and no request has failed.
     pub requests_adaptive: usize,
     /// Value of `request_concurrency`.
     pub requests_hard: usize,

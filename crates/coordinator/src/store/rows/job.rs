@@ -74,7 +74,7 @@ pub(crate) struct JobDetail {
     /// Number of assignments of the job so far. Part of the job's token.
     #[serde(default)]
     pub(crate) assignment: u32,
-    /// Whether the current assignee has accepted the job, or sent anything for it except that it still prepares the job.
+    /// Whether the current assignee has accepted the job, or has sent anything but reports that it still prepares the job.
     #[serde(default)]
     pub(crate) accepted: bool,
     /// Idempotency key of the request that was answered with this job.

@@ -34,9 +34,9 @@ use crate::{LeaseRecord, VmImage};
 use metrics::{Operation, VmMetrics};
 pub(super) use nested::NestedMachine;
 
-/// Reason why a virtual machine could not be created or deleted.
+/// Reason why a virtual machine could not be created or deleted, or why its instance could not be prepared.
 ///
-/// The trace of the job shows why it could not be created.
+/// The trace of the job shows why its virtual machine could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct VmError(pub(super) String);
