@@ -159,8 +159,7 @@ fn delayed_job_can_be_played_or_unscheduled_and_can_become_stale() {
     let (b1, b2, b3) = (harness.job("b1"), harness.job("b2"), harness.job("b3"));
     harness.apply(Event::Unschedule { job: b2 }).unwrap();
     harness.expect("b1:pending b2:manual b3:scheduled");
-    // The timers fire more than an hour after the jobs were due, so the job that is still scheduled is stale.
-    harness.now += 60_000 + 3_600_001;
+    harness.now += 60_000 + 3_600_001; // more than an hour after the jobs were due
     assert!(harness.apply(Event::TimerFired { job: b1 }).is_err());
     assert!(harness.apply(Event::TimerFired { job: b2 }).is_err());
     harness.apply(Event::TimerFired { job: b3 }).unwrap();
