@@ -193,7 +193,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
     }
 }
 
-/// Moves a directory to the top directory, where it will be removed later.
+/// Moves a directory into the top directory, where it will be removed later.
 fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
     if unlock {
         // Moving a directory requires write permission in it.

@@ -125,7 +125,7 @@ impl InstanceExecutor {
             let remaining = timeout.saturating_sub(began.elapsed());
             let lease = reservation.acquire(request, remaining).await.map_err(|failure| {
                 let failure = match failure {
-                    // The start of the scaler, or earlier slots, may have used a part of the timeout.
+                    // The error names the configured timeout. The start of the scaler, or earlier slots, may have used a part of it.
                     AcquireError::Timeout { reason, .. } => {
                         AcquireError::Timeout { timeout: self.acquire_timeout(), reason }
                     }

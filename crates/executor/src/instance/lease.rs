@@ -66,7 +66,7 @@ impl HeldLease {
         Self { slot: Some(slot), lease_use, _held_slot: held_slot, active_job: None, record, nested: None, shared }
     }
 
-    /// Adds a virtual machine for the job. It is deleted with the slot.
+    /// Adds a virtual machine for the job. The machine is deleted before the slot is released.
     pub(super) fn with_vm(mut self, nested: Arc<NestedMachine>) -> Self {
         if let Locality::Remote { vm, .. } = &mut self.record.locality {
             *vm = Some(nested.machine().clone());

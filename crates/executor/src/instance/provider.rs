@@ -180,7 +180,7 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
-    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
+    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
     pub async fn stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();

@@ -9,7 +9,7 @@ use super::ExecutionEnvironment;
 /// Record of a lease. The manager stores it before it uses the lease (R2 in `docs/spec/life-of-a-job.md`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// ID of the environment. Unique within its executor.
+    /// ID of the environment. Unique within its executor, except for instances, whose IDs are unique only within their group.
     pub environment: String,
     /// Slot of the job in the environment.
     pub slot: Slot,

@@ -44,8 +44,8 @@ pub trait Executor: Send + Sync + 'static {
 
     /// Returns the environment of a record without acquiring its slot.
     ///
-    /// In such an environment, the agent stores the result of a job that has ended, so that it can be reported after the slot was
-    /// released. `None` means that the environment ends with its lease, or no longer exists.
+    /// The agent of a returned environment stores the result of a job that has ended, so that the result can be reported after the slot
+    /// was released. `None` means that the environment ends with its lease, or no longer exists.
     fn environment_without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         None
     }

@@ -74,7 +74,7 @@ impl SocketDirectory {
         match lock {
             Ok(lock) => Ok(Self { directory, _lock: lock }),
             Err(error) => {
-                // No host would later remove a directory without a lock. `remove_dir` works even if no more files can be opened.
+                // No host would later remove a directory without a lock file. `remove_dir` works even if no more files can be opened.
                 let _ = std::fs::remove_dir(directory.path());
                 Err(error)
             }

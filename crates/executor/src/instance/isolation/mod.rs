@@ -2,7 +2,7 @@
 //!
 //! The behavior is specified in `docs/spec/fleeting.md`, section 8.4.
 //!
-//! The nesting daemon on the instance creates the machine, the job's agent runs in it, and it is deleted with the job.
+//! The nesting daemon on the instance creates the machine, the job's agent runs in the machine, and the machine is deleted with the job.
 //!
 //! ```text
 //! slot --session with the instance--> daemon: Create --> session with the machine through the first session --> agent --> lease
