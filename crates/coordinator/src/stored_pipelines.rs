@@ -79,7 +79,7 @@ impl StoredPipelines {
             };
             let pipeline = match resolver.outputs_for(row) {
                 Ok(upstream) => return Ok(upstream),
-                // Missing outputs are skipped, so the row of the job itself is incomplete.
+                // Missing outputs are skipped, so the pipeline or the configuration of the job itself is missing.
                 Err(Obstacle::Undispatchable(failure)) => return Err(CoordinatorError::NotFound(failure.message)),
                 Err(Obstacle::NotInMemory(pipeline)) => pipeline,
             };

@@ -84,7 +84,7 @@ pub struct JobView {
     /// Time when the job became pending.
     #[serde(with = "time::serde::rfc3339::option")]
     pub queued_at: Option<Timestamp>,
-    /// Time when the job was assigned.
+    /// Time when the job was assigned, or when a bridge began to follow the pipeline that it started.
     #[serde(with = "time::serde::rfc3339::option")]
     pub started_at: Option<Timestamp>,
     /// Time when the job ended.
@@ -147,7 +147,8 @@ pub struct ArtifactView {
 pub struct EnvironmentView {
     /// Name of the environment.
     pub name: String,
-    /// URL, expanded with the variables of the job. After the job ended, also with the variables of its dotenv report.
+    /// URL. Until the job is assigned, this is the text of the configuration. Then it is expanded with the variables of the job, and after
+    /// the end of the job also with the variables of its dotenv report.
     pub url: Option<String>,
     /// Action: `start`, `prepare`, `stop`, `verify` or `access`.
     pub action: String,
@@ -160,7 +161,7 @@ pub struct StuckJob {
     pub job: JobId,
     /// Name of the job.
     pub name: String,
-    /// Reason: ``no runner has the tag `gpu` ``.
+    /// Reason, such as ``no runner has the tag `gpu` ``.
     pub reason: String,
 }
 

@@ -95,7 +95,7 @@ impl Provider for Cloud {
         let mut accepted = 0;
         while accepted < n && state.tokens >= 1.0 {
             (state.tokens, state.created, accepted) = (state.tokens - 1.0, state.created + 1, accepted + 1);
-            // The ID contains the time at which the instance runs, so that its job can read it.
+            // The ID contains the time from which the instance runs. The measurement reads this time from the ID.
             let runs = now + boot;
             let wall = micros() + boot.as_micros();
             let id = InstanceId::new(format!("{}-{wall}", state.created));

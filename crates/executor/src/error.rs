@@ -13,7 +13,7 @@ pub enum ExecutorError {
     /// No process answers, or the process that answers is not an agent.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// A process that is not an agent of this manager listens on the agent's socket. It received nothing.
+    /// A process that is not an agent of this manager listens on the agent's socket. The manager sent nothing to that process.
     #[error(
         "process {pid} of user {user} listens on {} and is not an agent of this manager; end that process, or \
          remove the socket",
@@ -71,7 +71,7 @@ pub enum ExecutorError {
         "failed to restore slot {slot} of environment `{environment}`: it is in use, or the environment does not exist"
     )]
     SlotTaken {
-        /// ID of the environment.
+        /// ID of the environment. For instances, the name of their runner.
         environment: String,
         /// Number of the slot.
         slot: u32,

@@ -4,7 +4,7 @@
 //! manager --acquire--> Executor --Lease--> ExecutionEnvironment --connect--> AgentConnection --gRPC--> agent
 //! ```
 //!
-//! An [`Executor`] provides execution environments of one kind and reports how many more leases it can give (back-pressure). A [`Lease`] is
+//! An [`Executor`] provides execution environments of one kind and reports how many jobs it accepts (back-pressure). A [`Lease`] is
 //! one job's right to one slot of one environment. [`host`] is the adapter for the manager's host: one agent process, separate from the
 //! manager, serves all local jobs. [`instance`] is the adapter for machines that an instance group creates and deletes. [`ssh`] is the
 //! adapter for an existing machine.

@@ -9,7 +9,9 @@ use tokio::sync::watch;
 
 use crate::port::{Guard, Slot, SlotKey};
 
-/// Maximum time that a job waits for a lower slot whose job has ended. It covers the calls between the report of a job and its release.
+/// Maximum time that a job waits for a lower slot whose job has ended.
+///
+/// This is enough for the calls between the report of a job's result and the release of its slot.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Slots of one executor. Clones share the same slots.
@@ -195,7 +197,7 @@ mod tests {
         let mut first = Box::pin(slots.wait_for_free(&project));
         let mut second = Box::pin(slots.wait_for_free(&project));
         assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
-        // No job waits for a slot whose job ends later.
+        // Both jobs wait only for the slot of `ended`, because `other` had not ended when they began to wait.
         other.announce_end();
         drop(ended);
         let (first, second) = (first.await, second.await);

@@ -21,7 +21,7 @@ pub struct Limit {
     pub remedy: &'static str,
 }
 
-/// Error of a file that could not be read.
+/// Error of a file that could not be opened or read.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read `{}`: {problem}", path.display())]
 pub struct FileError {
@@ -76,7 +76,7 @@ impl From<FileError> for io::Error {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`FileError`] if the path is not a regular file, even if it is a symbolic link to one.
+/// [`FileError`] if the file cannot be opened, or is not a regular file. A symbolic link to a regular file is an error, too.
 pub fn open(path: &Path) -> Result<File, FileError> {
     open_with(File::options().read(true), path)
 }
@@ -84,7 +84,7 @@ pub fn open(path: &Path) -> Result<File, FileError> {
 /// Opens a regular file for reading. Follows symbolic links, so use it only for paths that an operator chose.
 ///
 /// # Errors
-/// [`FileError`] if the path is not a regular file.
+/// [`FileError`] if the file cannot be opened, or is not a regular file.
 pub fn open_following_links(path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
@@ -94,7 +94,7 @@ pub fn open_following_links(path: &Path) -> Result<File, FileError> {
 /// Opens a regular file with `options`.
 ///
 /// # Errors
-/// [`FileError`] if the path is not a regular file, even if it is a symbolic link to one.
+/// [`FileError`] if the file cannot be opened, or is not a regular file. A symbolic link to a regular file is an error, too.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
@@ -104,7 +104,7 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileErr
 /// Opens the regular file `name` in a directory. The directory itself must not be a symbolic link.
 ///
 /// # Errors
-/// [`FileError`] if the file is not a regular file, `dir` is not a directory, or the name has several components.
+/// [`FileError`] if the file cannot be opened, or is not a regular file, `dir` is not a directory, or the name has several components.
 pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH | OFlags::DIRECTORY;
     let directory = rustix::fs::open(dir, flags, Mode::empty());
@@ -119,7 +119,7 @@ pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
 /// Opens the regular file `name` in the open directory `directory`. `dir` is the path of that directory, for errors.
 ///
 /// # Errors
-/// [`FileError`] if the file is not a regular file, or the name has several components.
+/// [`FileError`] if the file cannot be opened, or is not a regular file, or the name has several components.
 pub fn open_at(directory: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
     let path = dir.join(name);
     if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {

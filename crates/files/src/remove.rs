@@ -127,7 +127,7 @@ impl Level {
             }
             self.subdirectories.push(name.to_owned());
             if self.subdirectories.len() >= MAX_NAMES {
-                // Ends the removal, so that `kept` does not grow further.
+                // If `kept` is full, the directory is not read again, so that `kept` does not grow further.
                 self.has_more = self.kept.len() < MAX_NAMES;
                 break;
             }
@@ -193,7 +193,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
     }
 }
 
-/// Moves a directory to the top directory, where it will be removed later.
+/// Moves a directory into the top directory, where it will be removed later.
 fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
     if unlock {
         // Moving a directory requires write permission in it.

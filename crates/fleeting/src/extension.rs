@@ -69,7 +69,7 @@ pub struct ResourceUsage {
     pub cpu_seconds: f64,
     /// Used memory in bytes.
     pub memory_bytes: u64,
-    /// Memory limit in bytes. `None` means no limit.
+    /// Memory limit in bytes. `None` means unknown or no limit.
     pub memory_limit_bytes: Option<u64>,
     /// Number of processes.
     pub processes: u32,

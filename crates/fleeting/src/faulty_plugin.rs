@@ -40,6 +40,8 @@ pub enum Behavior {
     /// Panics.
     Panics,
     /// Returns an invalid response: unknown instances, more than requested, empty IDs, negative states.
+    ///
+    /// `Heartbeat`, `Resume` and `Shutdown` respond normally.
     InvalidResponse,
     /// Returns a response of 20 MiB for `Init`, `Update` and `ConnectInfo`. Other calls respond normally.
     HugeResponse,

@@ -47,6 +47,6 @@ id! {
 id! {
     /// Number of an attempt to run a job on an agent, starting at 1.
     ///
-    /// A second attempt is possible only if the user's first command has not started (invariant J2).
+    /// A second attempt is possible only if the user's first command has not started (invariant J2 of ARCHITECTURE.md).
     Attempt(u32)
 }

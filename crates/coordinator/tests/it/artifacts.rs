@@ -59,7 +59,7 @@ async fn c163_invalid_dotenv_report_fails_the_job() {
 }
 
 #[tokio::test]
-async fn expired_files_are_deleted_after_a_restart() {
+async fn expired_files_are_deleted_with_and_without_a_restart() {
     let before = Harness::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;

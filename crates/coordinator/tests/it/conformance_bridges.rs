@@ -82,7 +82,7 @@ fn c191_bridge_fails_if_its_child_cannot_be_created() {
     assert_eq!(repeated, Err(RejectedEvent::BridgeNotWaiting { job: c, status: muster_job::JobStatus::Failed }));
 }
 
-/// The engine's part of C193 and C194, which are about the variables and the source of a child: it links the child to its bridge.
+/// The engine's part of C193 and C194 (variables and source of a child): it accepts a child only for a bridge that waits for one.
 #[test]
 fn c193_c194_child_is_only_created_for_a_waiting_bridge() {
     let mut harness = engine_with(pipeline("b: b1 c").bridge("c", Strategy::Depend));

@@ -159,7 +159,7 @@ fn delayed_job_can_be_played_or_unscheduled_and_can_become_stale() {
     let (b1, b2, b3) = (harness.job("b1"), harness.job("b2"), harness.job("b3"));
     harness.apply(Event::Unschedule { job: b2 }).unwrap();
     harness.expect("b1:pending b2:manual b3:scheduled");
-    harness.now += 60_000 + 3_600_001;
+    harness.now += 60_000 + 3_600_001; // more than an hour after the jobs were due
     assert!(harness.apply(Event::TimerFired { job: b1 }).is_err());
     assert!(harness.apply(Event::TimerFired { job: b2 }).is_err());
     harness.apply(Event::TimerFired { job: b3 }).unwrap();
@@ -380,7 +380,7 @@ fn c186_force_cancel_ends_the_job_immediately() {
     assert!(harness.apply(Event::JobFinished { job: b1, outcome: Outcome::Success }).is_err());
 }
 
-/// The engine's part of C187: the coordinator drops the job before it starts.
+/// The engine's part of C187: the coordinator fails the job instead of assigning it to a runner.
 #[test]
 fn c187_dropped_job_fails_without_a_runner() {
     let mut harness = engine_with(pipeline("b: b1; t: t1").retry("t1", 2, &[], &[]));
@@ -417,7 +417,7 @@ fn only_finished_jobs_that_ran_can_be_retried() {
     let (b1, t1) = (harness.job("b1"), harness.job("t1"));
     assert!(harness.apply(Event::RetryJob { job: b1 }).is_err());
     harness.fail("b1");
-    assert!(harness.apply(Event::RetryJob { job: t1 }).is_err(), "skipped");
+    assert!(harness.apply(Event::RetryJob { job: t1 }).is_err(), "a skipped job was retried");
     harness.retry("b1");
     assert_eq!(harness.apply(Event::RetryJob { job: b1 }), Err(RejectedEvent::Replaced { job: b1, newest: 1 }));
 }
@@ -444,6 +444,7 @@ fn resource_group_mode_change_applies_after_a_restart() {
     harness.add(member());
     harness.pass("2.b1");
     harness.expect("2.d1:waiting_for_resource");
+    // Without a stored mode, the group is unordered, so the second pipeline need not wait for the first one.
     let (engine, _) = Engine::restore(harness.rows(), &BTreeMap::new(), harness.now).unwrap();
     assert_eq!(engine.job(harness.job("2.d1")).unwrap().status, muster_job::JobStatus::Pending);
 }

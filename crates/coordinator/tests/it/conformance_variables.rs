@@ -1,4 +1,4 @@
-//! Variables of a job: cases C154 to C163 of docs/spec/pipeline-yaml.md, section 8.
+//! Variables of a job: cases C154 to C163 and C193 of docs/spec/pipeline-yaml.md, section 8.
 //!
 //! C164, masking, is tested with the agent.
 

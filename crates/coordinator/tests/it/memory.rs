@@ -72,7 +72,7 @@ async fn retry_reopens_a_finished_pipeline() {
     manager.fail(&first, "script_failure", None).await;
     assert_eq!(harness.view(id).await.summary.status, JobStatus::Failed);
     let retry = harness.coordinator.retry_job(first.id).await.expect("the job has not ended");
-    // The change is in the database.
+    // The restarted coordinator reads the change from the database.
     let harness = harness.restart_after_kill().await;
     let manager = manager.connected_to(&harness);
     let assigned = manager.next_job().await;

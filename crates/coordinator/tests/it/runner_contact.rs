@@ -1,4 +1,4 @@
-//! Tests of the last-contact time of a manager (which calls about jobs update it), and of the trace update interval.
+//! Tests of the calls about jobs that update the last-contact time of a manager, and of the trace update interval.
 //!
 //! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 

@@ -112,7 +112,7 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
                 }
                 monitor
                     .record(view.id, JobSnapshot { status: view.status, assignment: *assignment, is_active: false })
-                    .expect("J1 or J2 was violated");
+                    .expect("invariant J1 or J2 of ARCHITECTURE.md was violated");
             }
         }
     });
@@ -192,7 +192,7 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
         jobs.into_iter().map(|job| (job.started_at.expect("did not run"), job.finished_at)).collect::<Vec<_>>()
     };
     let grouped = times(grouped);
-    at_most(1, grouped).expect("J4 was violated");
+    at_most(1, grouped).expect("several jobs of the resource group ran at the same time");
     at_most(1, times(ungrouped)).expect_err("jobs outside the group did not run in parallel");
 }
 

@@ -280,10 +280,11 @@ async fn jobs_fail_after_their_timeout_or_the_contact_timeout() {
     assert_eq!(short.runner_info.timeout, 120);
     manager.report_running(&short).await;
     manager.report_running(&long).await;
+    // The coordinator fails a job 15 minutes after its timeout, because its runner may still report the end.
     harness.clock.advance(Duration::from_secs(120 + 15 * 60));
     harness.wait_until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
     assert_eq!(harness.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
-    // A report from the runner extends the contact timeout.
+    // A report from the runner restarts the contact timeout of one hour.
     manager.report_running(&long).await;
     harness.clock.advance(Duration::from_secs(3599));
     assert_eq!(harness.status(id, "long").await, JobStatus::Running);

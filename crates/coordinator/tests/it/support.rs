@@ -269,7 +269,7 @@ impl Manager {
             info: self.info.clone(),
             token: self.token.clone(),
             system_id: "s_000000000001".to_owned(),
-            // Any version is sufficient: only requests without a version are not held.
+            // Any version is sufficient. Only a request without a version is answered immediately.
             last_update: "an earlier version".to_owned(),
             idempotency_key: key.map(ToOwned::to_owned),
         }

@@ -19,7 +19,7 @@ use super::executable::{AGENT_ONLY, Executable};
 #[derive(Debug)]
 pub struct Agents {
     own: Arc<Executable>,
-    /// Executables for other platforms that were used, with the state of their files when they were opened.
+    /// Executables for other platforms that have been used, with the stamp of each file when it was opened.
     others: Mutex<BTreeMap<Platform, (FileStamp, Arc<Executable>)>>,
     /// Directory of the executables for other platforms.
     directory: PathBuf,
@@ -36,7 +36,7 @@ impl Agents {
     /// Returns the executable of the agent for a platform.
     ///
     /// # Errors
-    /// [`NoAgentError`] if the platform has no agent.
+    /// [`NoAgentError`] if the agent does not run on the platform, or if the executable cannot be read.
     pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, NoAgentError> {
         if *platform == Platform::this() {
             return Ok(Arc::clone(&self.own));

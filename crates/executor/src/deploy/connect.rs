@@ -41,7 +41,7 @@ pub(super) struct AgentStream {
 /// last reached; `None` means the platform of the manager. A machine with another platform reports it before anything is sent.
 ///
 /// # Errors
-/// [`DeployError`] if there is no agent for the machine, or if it cannot be sent or started.
+/// [`DeployError`] if there is no agent for the machine, or if the agent cannot be sent or started.
 pub(super) async fn deploy_agent(
     session: &dyn Session,
     agents: &Agents,

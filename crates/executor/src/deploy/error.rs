@@ -10,7 +10,7 @@ use muster_remote::RunError;
 /// Error from opening a session with a machine, or from deploying the agent there. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
-    /// No session can be opened. Contains the reason.
+    /// No session can be opened. Contains the reason as text.
     #[error("{0}")]
     NoSession(String),
     /// The machine cannot be dialed.
@@ -21,7 +21,7 @@ pub enum DeployError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No session can be opened. Contains the error of the executor.
+    /// The executor cannot open a session. Contains its error, such as an `SshError`.
     #[error(transparent)]
     Session(Box<dyn std::error::Error + Send + Sync>),
     /// The configuration or the plugin states a platform that has no agent.

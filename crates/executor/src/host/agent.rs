@@ -38,7 +38,7 @@ impl HostAgent {
     /// `child` is the process that this manager has just started for it.
     ///
     /// # Errors
-    /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if another process does, and
+    /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if the process that listens is not such an agent, and
     /// [`ExecutorError::File`] if other users can create a socket there.
     pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, ExecutorError> {
         let HostEnvironment { socket, user, record, options, .. } = environment;

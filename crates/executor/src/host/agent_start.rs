@@ -27,7 +27,7 @@ pub const READY_MARKER: &str = "step-runner is listening on socket";
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time after which an unused agent exits.
 ///
-/// An agent is unused while no manager is connected and no result waits to be fetched.
+/// An agent is unused while no manager is connected, no job runs, and no result waits to be fetched.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Number of bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 1000;

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_are_created_and_keep_the_current_user() {
+    fn existing_directories_keep_their_owner() {
         let Some((home, owner)) = home() else { return };
         let path = home.path().join("one/two/../three");
         std::fs::create_dir_all(home.path().join("one/two")).unwrap();

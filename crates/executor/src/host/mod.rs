@@ -1,7 +1,8 @@
 //! Adapter for the manager's host: jobs run on this machine, served by an agent process.
 //!
 //! The agent is the manager's own executable in a separate session. It outlives the manager: after a restart the manager finds it by its
-//! socket and continues. An agent that died is restarted and resumes its jobs from its spool. After an upgrade, the outdated agent finishes
+//! socket and continues. An agent that died is restarted and resumes its jobs from its spool,
+//! the directory in which it stores their state and output. After an upgrade, the outdated agent finishes
 //! its jobs while a new agent takes new jobs.
 //!
 //! If jobs run as another user, the agent runs as that user and has its files in `agent-<user>/`. Checkouts, caches and spool then belong
@@ -87,7 +88,7 @@ pub struct HostExecutor {
 }
 
 impl HostExecutor {
-    /// Creates the directories. Starts no process.
+    /// Creates the directories and the executor. Starts no agent.
     ///
     /// # Errors
     /// [`ExecutorError::File`] if a directory cannot be created or used, [`ExecutorError::User`] if the configured user is not usable.

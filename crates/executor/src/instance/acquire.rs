@@ -125,7 +125,7 @@ impl InstanceExecutor {
             let remaining = timeout.saturating_sub(began.elapsed());
             let lease = reservation.acquire(request, remaining).await.map_err(|failure| {
                 let failure = match failure {
-                    // The start of the scaler, or earlier slots, may have used a part of the timeout.
+                    // The error names the configured timeout. The start of the scaler, or earlier slots, may have used a part of it.
                     AcquireError::Timeout { reason, .. } => {
                         AcquireError::Timeout { timeout: self.acquire_timeout(), reason }
                     }
@@ -146,7 +146,7 @@ impl InstanceExecutor {
         };
         let held_slot = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken(0))?;
         let instance = self.shared.instance(lease.group(), lease.instance());
-        // One reference is in the list of all instances, and the other one is `instance`.
+        // No other job uses the instance if there are only two references: one in the list of all instances, and `instance`.
         if Arc::strong_count(&instance) <= 2 {
             instance.allow_agent_replacement();
         }

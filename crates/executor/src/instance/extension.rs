@@ -1,5 +1,7 @@
 //! Forwards prices, stock and interruption notices from plugins with Muster's protocol extension.
 //!
+//! An offer is a type of machine that a plugin can create, with its price and its stock.
+//!
 //! For plugins without the extension, the scaler uses the configured price and gets no notices.
 
 use std::collections::BTreeMap;
@@ -35,7 +37,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: Gro
         }
         let began = tokio::time::Instant::now();
         if let Err(error) = follow_once(&plugin, &scaler, group, runner, features.notices).await {
-            tracing::debug!(runner, error, "failed to receive notices of the plugin, retrying");
+            tracing::debug!(runner, error, "failed to receive offers or notices of the plugin, retrying");
         }
         if began.elapsed() > RECONNECT_BACKOFF.1 {
             wait = RECONNECT_BACKOFF.0;

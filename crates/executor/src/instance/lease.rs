@@ -22,8 +22,8 @@ use crate::{
 const SLOT_RELEASED: &str = "the slot was released";
 pub(super) const SCALER_ENDED: &str = "the scaler has ended";
 
-/// Maximum time for which an instance is silent after its connection broke. After this time, the instance is considered lost, whatever
-/// its provider reports.
+/// Maximum time for which an instance may be silent after its connection broke. After this time, the instance is considered lost,
+/// whatever its provider reports.
 ///
 /// The keepalive detects a broken connection within 6 s, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
@@ -66,7 +66,7 @@ impl HeldLease {
         Self { slot: Some(slot), lease_use, _held_slot: held_slot, active_job: None, record, nested: None, shared }
     }
 
-    /// Adds a virtual machine for the job. It is deleted with the slot.
+    /// Adds a virtual machine for the job. The machine is deleted before the slot is released.
     pub(super) fn with_vm(mut self, nested: Arc<NestedMachine>) -> Self {
         if let Locality::Remote { vm, .. } = &mut self.record.locality {
             *vm = Some(nested.machine().clone());

@@ -146,7 +146,7 @@ impl InstanceExecutor {
 
     /// Applies new settings.
     ///
-    /// Policies and `requests` take effect at once. All other settings are used only if the scaler has not been started yet.
+    /// Policies and `requests` take effect at once. All other settings are used only by a scaler and by plugins that start later.
     pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.reservations_changed.notify_one();
@@ -180,11 +180,16 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
+<<<<<<< HEAD
     /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
     ///
     /// # Errors
     /// [`LedgerError`] if the scaler never ran, and its ledger cannot be read. The remaining instances are then unknown.
     pub async fn stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
+=======
+    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
+    pub async fn stop(&self, timeout: Duration) -> Vec<String> {
+>>>>>>> s3
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
         remaining
@@ -250,7 +255,7 @@ impl Executor for InstanceExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        // The claim also ends if the caller stops waiting.
+        // The lease also counts as claimed if the caller stops waiting.
         let task_key = record.task_key().unwrap_or_default();
         let _guard = ClaimGuard { shared: &self.shared, task_key };
         self.restore_claimed(record, task_key).await

@@ -21,7 +21,7 @@ use super::plugin_group::PluginGroup;
 
 /// Initial and maximum interval between two samples. The interval doubles, because a sample can be expensive for the provider.
 const SAMPLE_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// Maximum number of instances per call.
+/// Maximum number of instances per call. Each sample is one call, so the usage of further instances is unknown.
 const MAX_INSTANCES_PER_CALL: usize = 500;
 
 /// Usage of the instances at the last sample, by the number of their group.
@@ -160,6 +160,7 @@ mod tests {
         let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
         assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "CPU time before the first sample of an instance was counted");
+        // The sum of the memory does not fit in 64 bits.
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
         assert_eq!(usage.families().len(), 4, "a metric is missing");
         assert_eq!(usage.current(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);

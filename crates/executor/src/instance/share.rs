@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::port::{EnvironmentRequest, SlotKey, SlotShare, StickyContextSettings};
 
-/// Directory of sticky contexts, relative to the home directory on the instance.
+/// Directory of sticky contexts (files that jobs of a project leave for each other), relative to the home directory on the instance.
 const CONTEXTS_DIR: &str = ".muster/contexts";
 
 /// Returns the request to the scaler for a job.

@@ -9,7 +9,7 @@ use super::ExecutionEnvironment;
 /// Record of a lease. The manager stores it before it uses the lease (R2 in `docs/spec/life-of-a-job.md`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// ID of the environment. Unique within its executor.
+    /// ID of the environment. Unique within its executor, except for instances, whose IDs are unique only within their group.
     pub environment: String,
     /// Slot of the job in the environment.
     pub slot: Slot,
@@ -61,7 +61,7 @@ impl LeaseRecord {
         Self { environment: environment.into(), slot, locality: Locality::Local }
     }
 
-    /// Returns the record of a lease on another machine.
+    /// Returns the record of a lease on one of several machines with an agent each.
     #[must_use]
     pub fn remote(environment: impl Into<String>, slot: Slot, task_key: impl Into<String>) -> Self {
         let locality = Locality::Remote { task_key: task_key.into(), vm: None };
@@ -107,7 +107,7 @@ pub struct Lease {
     guard: SlotGuard,
 }
 
-/// Holds a slot until it is dropped or released.
+/// Holds a slot for a job. [`Lease`] describes the effect of dropping the guard without releasing it.
 pub trait Guard: Send + Sync {
     /// Announces that the job has ended, and that its slot will be released soon.
     fn announce_end(&self) {}

@@ -44,8 +44,8 @@ pub trait Executor: Send + Sync + 'static {
 
     /// Returns the environment of a record without acquiring its slot.
     ///
-    /// Only environments whose spool outlives their leases can be returned: a job that has ended there can be reported after its slot was
-    /// released. `None` for all others.
+    /// The agent of a returned environment stores the result of a job that has ended, so that the result can be reported after the slot
+    /// was released. `None` means that the environment ends with its lease, or no longer exists.
     fn environment_without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         None
     }

@@ -33,7 +33,7 @@ pub trait ExecutorKind: Send + Sync + 'static {
 
     /// Receives the runners that have this kind of executor, in the order of the configuration.
     ///
-    /// Called after changes.
+    /// Called after each new configuration, and after executors of removed runners were removed.
     fn configured(&self, _runners: &[RunnerKey]) {}
 
     /// Removes the executor of a runner that has no jobs left and no longer uses it.

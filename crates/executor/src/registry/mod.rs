@@ -58,7 +58,7 @@ pub struct Registry {
     runners: BTreeMap<(RunnerKey, &'static str), ProvidedExecutor>,
     /// Configured runners, with the names of their executors.
     configured: Vec<(RunnerKey, &'static str)>,
-    /// Tasks that clean up after removed executors, for example delete their instances.
+    /// Tasks that clean up after removed executors, for example by deleting their instances.
     removals: JoinSet<()>,
     /// Whether a capacity has changed since [`Self::capacities`] returned it.
     capacities_dirty: bool,

@@ -11,7 +11,7 @@ use super::error::SshError;
 use super::host_keys::HostKeys;
 use crate::deploy::{DeployError, Dial, Dialed};
 
-/// Maximum time to connect with one of the credentials, with all attempts.
+/// Maximum time for all attempts to connect with one of the credentials.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Address and credentials of a machine, checked.

@@ -6,7 +6,7 @@ pub struct Case {
     /// ID of the case.
     /// IDs with P, H and C are from `docs/spec/fleeting.md`. L stands for the lifecycle of instances.
     pub id: &'static str,
-    /// What a plugin that passes does.
+    /// Behavior of a plugin that passes the case, as a verb phrase.
     pub title: &'static str,
 }
 

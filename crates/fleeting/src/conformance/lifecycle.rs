@@ -196,7 +196,7 @@ impl<'a> LifecycleRun<'a> {
         Ok(accepted as usize)
     }
 
-    /// Waits until all accepted instances are running, and a little longer to see surplus instances.
+    /// Waits until all accepted instances are running, and a little longer to see surplus instances. Returns `false` after the timeout.
     async fn wait_until_running(&mut self, accepted: usize) -> Result<bool, String> {
         let is_running = |tracker: &InstanceTracker, id: &String| tracker.state(id) == Some(InstanceState::Running);
         let are_all_running = |tracker: &InstanceTracker| {

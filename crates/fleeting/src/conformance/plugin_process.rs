@@ -164,7 +164,7 @@ fn socket_directory() -> Result<SocketDirectory, String> {
 }
 
 impl PluginUnderTest {
-    /// Starts the plugin, reads its handshake and connects. `configure` may set environment variables.
+    /// Starts the plugin, reads its handshake and connects. `configure` may change environment variables.
     pub(super) async fn start(
         plan: &Plan,
         extra: &[&str],

@@ -180,6 +180,9 @@ pub(super) fn problems_to_result(problems: &[String]) -> Result<(), String> {
 mod tests {
     use super::*;
 
+    /// Returns a tracker that has recorded these snapshots.
+    ///
+    /// The states are 0 (creating), 1 (running), 2 (deleting), 3 (deleted) and 4 (timeout).
     fn tracker(snapshots: &[&[(&str, i32)]]) -> InstanceTracker {
         let mut tracker = InstanceTracker::default();
         for snapshot in snapshots {
@@ -211,7 +214,7 @@ mod tests {
         assert_eq!(
             tracker(&[&[], &[("a", 1)], &[("a", 4)]]).lost.len(),
             1,
-            "an instance is in the state deleted without a request"
+            "an instance is in the state timeout, which counts as deleted, without a request"
         );
         assert_eq!(tracker(&[&[], &[("a", 1)], &[("a", 0)]]).invalid_transitions.len(), 1, "running to creating");
         assert_eq!(tracker(&[&[], &[("a", 2)]]).invalid_transitions.len(), 1, "first listed as deleting");

@@ -6,8 +6,9 @@ use super::cases::{CASES, Case};
 use super::plan::Plan;
 use super::report::Report;
 
-/// Reasons why the remaining cases are skipped.
+/// Reason why the remaining cases are skipped after the run was stopped.
 const STOPPED: &str = "the run was stopped";
+/// Reason why a case is skipped that was not reached, because an earlier case failed.
 const EARLIER_FAILED: &str = "an earlier case failed";
 
 /// Outcome of a case.

@@ -134,7 +134,7 @@ fn remedy(code: Option<i32>, default: &'static str) -> &'static str {
 }
 
 /// Returns the hint for too many open files, formatted to be appended to a message.
-/// Empty for other errors, whose source has the hint.
+/// Empty for other errors.
 fn open_files_hint(code: Option<i32>) -> String {
     match remedy(code, "") {
         "" => String::new(),

@@ -139,7 +139,7 @@ impl Group {
     /// Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's message, or another [`CallError`]. The instance should not be used again.
+    /// [`CallError::Refused`] with the plugin's message, or another [`CallError`]. The instance may not be clean.
     pub async fn cleanup(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());

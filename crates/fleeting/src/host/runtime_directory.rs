@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn root_uses_the_system_directory() {
+    fn candidates_depend_on_the_user_and_the_variables() {
         let variables = |name: &str| match name {
             "XDG_RUNTIME_DIR" => Some("/run/user/7".into()),
             "HOME" => Some("/home/seven".into()),

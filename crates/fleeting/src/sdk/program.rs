@@ -74,7 +74,7 @@ pub enum ProgramError {
         name: String,
         /// Timeout of the program.
         timeout: Duration,
-        /// Last lines of stderr, formatted to be appended.
+        /// Last lines of stderr, or of the output file of [`run_detached`], formatted to be appended.
         stderr: String,
     },
     /// The file for the program's output cannot be opened.
@@ -85,7 +85,7 @@ pub enum ProgramError {
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The program printed too much.
+    /// The program printed too much to stdout.
     #[error("{name} printed more than {MAX_STDOUT_BYTES} bytes")]
     OutputTooLarge {
         /// Name of the program.
@@ -98,7 +98,7 @@ pub enum ProgramError {
         name: String,
         /// Exit status of the program.
         status: ExitStatus,
-        /// Last lines of stderr.
+        /// Last lines of stderr, or of the output file of [`run_detached`].
         stderr: String,
     },
     /// Waiting for the program failed.
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unlimited_output_is_an_error() {
+    async fn unlimited_output_and_a_missing_program_are_errors() {
         let error = sh("head -c 20000000 /dev/zero", "", TIMEOUT).await.unwrap_err();
         assert!(matches!(error, ProgramError::OutputTooLarge { .. }), "{error}");
         let error = run(Command::new("/nowhere/program"), "program", b"", TIMEOUT).await.unwrap_err();

@@ -24,7 +24,7 @@ const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Limits {
     pub(crate) key: RunnerKey,
-    /// Number that changes when a setting that affects requests changes (URL, token, TLS).
+    /// Number that changes when any setting of the runner changes.
     pub(crate) generation: u64,
     /// Whether jobs are requested for the runner at all.
     pub(crate) enabled: bool,
@@ -68,7 +68,7 @@ pub(crate) enum Outcome {
     /// A job, which is already stored.
     Job,
     /// No job. If `changed` is true, the version of the queue differs from the version in the request. A job may be available
-    /// now, so the next request is sent at once.
+    /// now, so the next request can be sent at once.
     Empty { changed: bool },
     /// A job that was received before: the answer repeats an earlier one.
     Duplicate,
@@ -107,7 +107,9 @@ pub struct RunnerStats {
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Number of requests that may be in flight, adapted to the results of recent requests.
+    /// Number of requests that may be in flight now: 1 after a failure, otherwise adapted to the results of recent requests.
+    ///
+    /// Equal to `requests_hard` if the number is not adapted and no request has failed.
     pub requests_adaptive: usize,
     /// Value of `request_concurrency`.
     pub requests_hard: usize,

@@ -8,14 +8,19 @@
 //! request is sent whose job could not be started. If there is less capacity than runners, the runner that waited longest is next.
 //!
 //! The manager waits for a request that the coordinator may have answered: if the manager lost an answer with a job, GitLab would
-//! not give that job to any other runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in flight continue: a job that one of
-//! them brings waits for its slot. There are three reasons to cancel a request: another runner has no request (gitlab-runner lets that
-//! runner wait for 50 s, C002), the settings with which the request was sent no longer apply, or the manager ends. A request is canceled only after it has been held for
-//! [`PollTimings::min_hold`]. For the last two reasons, it is canceled at once if its coordinator answers the same idempotency key with
-//! the same job.
+//! not give that job to any other runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in
+//! flight continue: a job that one of them brings waits for its slot.
+//!
+//! There are three reasons to cancel a request:
+//! - Another runner has no request (gitlab-runner lets that runner wait for 50 s, check C002 of the configuration).
+//! - The settings with which the request was sent no longer apply.
+//! - The manager ends.
+//!
+//! A request is canceled only after it has been held for [`PollTimings::min_hold`]. For the last two reasons, it is canceled at once
+//! if its coordinator answers the same idempotency key with the same job.
 //!
 //! Invariants, which the tests check in a random simulation:
-//! - No request is canceled before its time.
+//! - No request is canceled earlier than these rules allow.
 //! - A decision starts no request beyond `concurrent`, `limit` and `request_concurrency`.
 //! - Each runner that may send a request does so within a bounded time.
 //! - A wake-up is scheduled for every later decision.
@@ -60,6 +65,7 @@ pub(crate) struct Decisions {
     pub(crate) wake: Option<Instant>,
 }
 
+/// A job request in flight.
 #[derive(Debug)]
 struct Poll {
     runner: RunnerKey,
@@ -68,7 +74,7 @@ struct Poll {
     started: Instant,
     /// Whether the coordinator answers the same key with the same job, so that the answer to this request need not be awaited.
     is_repeatable: bool,
-    /// Time from which an unanswered request is certainly held by the front end, or abandoned by the coordinator.
+    /// Time from which an unanswered request is certainly held by GitLab's front end (Workhorse), or abandoned by the coordinator.
     held_at: Instant,
     canceled: bool,
 }
@@ -145,7 +151,7 @@ impl Admission {
         }
     }
 
-    /// Sets the time from which an unanswered request is certainly held by the front end, or abandoned by the coordinator.
+    /// Sets the time from which an unanswered request is certainly held by GitLab's front end, or abandoned by the coordinator.
     ///
     /// The initial value is [`PollTimings::min_hold`] after the decision to send the request, because no coordinator can hold the request
     /// earlier.

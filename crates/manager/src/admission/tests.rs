@@ -163,6 +163,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
     }
     let (probe, _) = engine.decide(later + Duration::from_secs(1)).start[0];
     engine.answered(probe, Outcome::Duplicate, later + Duration::from_secs(1));
+    // After the successful probe, the number is half of the 5 before the overload.
     assert_eq!(engine.stats(later)[0].requests_adaptive, 2);
 }
 

@@ -1,4 +1,7 @@
 //! Signs the URLs of a job's caches in the object store of its runner.
+//!
+//! A cache is one archive, or it is stored as chunks (see `muster_chunks`). Packs contain the chunks, an index names the packs of a
+//! cache, and a reference names the index of a cache key.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +14,7 @@ use muster_runner_api::payload::JobPayload;
 
 use crate::lower::{CacheUse, ChunkUse, JobContext, cache_uses, job_timeout};
 
-/// Number of packs for which a job gets URLs. A save of more data has larger packs.
+/// Number of packs for which a job gets upload URLs. A save of more data has larger packs.
 const PACKS: usize = 100;
 
 /// Objects of a job's caches, by their keys: archives and chunks.

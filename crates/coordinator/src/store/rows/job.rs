@@ -32,7 +32,7 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
-    /// Returns the first record of a job, in its initial state.
+    /// Returns the record of the first attempt of a job, to which no runner is assigned yet.
     pub(crate) fn new(
         id: JobId,
         (pipeline, job_index): (PipelineId, usize),
@@ -74,7 +74,7 @@ pub(crate) struct JobDetail {
     /// Number of assignments of the job so far. Part of the job's token.
     #[serde(default)]
     pub(crate) assignment: u32,
-    /// Whether the current assignee has accepted the job, or sent anything for it except that it still prepares the job.
+    /// Whether the current assignee has accepted the job, or has sent anything for it except `pending` reports during its preparation.
     #[serde(default)]
     pub(crate) accepted: bool,
     /// Idempotency key of the request that was answered with this job.
@@ -98,7 +98,7 @@ pub(crate) struct JobDetail {
     /// Variables that the user entered when they started the job.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
-    /// URL of the environment, with variables expanded.
+    /// URL of the environment, with variables expanded. `None` until the job is assigned.
     #[serde(default)]
     pub(crate) environment_url: Option<String>,
 }

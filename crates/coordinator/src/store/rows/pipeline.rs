@@ -19,6 +19,8 @@ pub(crate) struct PipelineRow {
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
     /// Whether the pipeline's family can change without a command. Open families are loaded at startup.
+    ///
+    /// The family of a pipeline is its root with all descendants of the root.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,

@@ -69,7 +69,7 @@ pub(super) async fn open_read_only(dir: &Path) -> Result<SqliteConnection, OpenE
     Ok(connection)
 }
 
-/// Creates the file with access for this user only, because variables of jobs may be secret (invariant J6).
+/// Creates the file with access for this user only, because variables of jobs may be secret (invariant J6 of ARCHITECTURE.md).
 fn prepare_file(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path).map(drop)

@@ -55,7 +55,7 @@ fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
     })
 }
 
-/// The jobs that each job of a pipeline waits for.
+/// The rules for one pipeline: its jobs, and the needs of each job.
 pub(super) struct Reference {
     model: Pipeline,
     needs: Vec<Option<Vec<usize>>>,
@@ -173,7 +173,7 @@ impl Reference {
     }
 }
 
-/// Returns whether a job holds up no later job.
+/// Returns whether a job no longer keeps later jobs waiting.
 pub(super) fn is_non_blocking(job: &JobState) -> bool {
     job.status.is_complete() || visible_status(job) == "ignored"
 }

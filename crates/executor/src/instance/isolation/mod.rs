@@ -2,7 +2,7 @@
 //!
 //! The behavior is specified in `docs/spec/fleeting.md`, section 8.4.
 //!
-//! The nesting daemon on the instance creates the machine, the job's agent runs in it, and it is deleted with the job.
+//! The nesting daemon on the instance creates the machine, the job's agent runs in the machine, and the machine is deleted with the job.
 //!
 //! ```text
 //! slot --session with the instance--> daemon: Create --> session with the machine through the first session --> agent --> lease
@@ -34,9 +34,9 @@ use crate::{LeaseRecord, VmImage};
 use metrics::{Operation, VmMetrics};
 pub(super) use nested::NestedMachine;
 
-/// Reason why a virtual machine could not be created or deleted.
+/// Reason why a virtual machine could not be created or deleted, or why its instance could not be prepared.
 ///
-/// The trace of the job shows why it could not be created.
+/// The trace of the job shows why its virtual machine could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct VmError(pub(super) String);

@@ -231,7 +231,7 @@ impl Inner {
         }
     }
 
-    /// Logs instances that belong to no runner.
+    /// Logs instances that belong to no configured runner. Also deletes stale owner files.
     fn warn_orphaned_ledgers(&self, state: &State) {
         if !self.options.ledgers.exists() {
             return;

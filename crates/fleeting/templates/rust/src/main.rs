@@ -11,7 +11,7 @@ use muster_fleeting::sdk::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// The keys of `plugin_config`. `settings` prints these comments as the reference.
+/// The keys of `plugin_config`. The command `fleeting-plugin-toy settings` prints these comments as the reference.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(default)]
 struct Config {
