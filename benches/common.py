@@ -63,7 +63,7 @@ def update(name: str, results: dict) -> dict:
 
 
 def write_table(name: str, table: str, program: str | None = None) -> None:
-    """Replaces a table in docs/benchmarks.md. `program` is the one of benches/ that writes it, if it has another name."""
+    """Replaces a table in docs/benchmarks.md. `program` is the script of benches/ that writes the table, if its name is not `name`."""
     page = ROOT / "docs" / "benchmarks.md"
     begin, end = f"<!-- {name}: written by benches/{program or name} -->\n", "<!-- end -->\n"
     head, _, rest = page.read_text().partition(begin)

@@ -119,7 +119,7 @@ class Coordinator:
             connection.answer(204, b"")
 
     def until_ended(self, count: int, seconds: float) -> bool:
-        """Waits until `count` jobs have ended."""
+        """Waits until `count` jobs have ended, for at most `seconds`. Returns whether they have ended."""
         with self.changed:
             return self.changed.wait_for(lambda: self.ended >= count, seconds)
 

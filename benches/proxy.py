@@ -1,4 +1,4 @@
-"""HTTP proxy for a coordinator that answers the first requests of some methods with 500: `Proxy(url, {"PATCH": 30})`."""
+"""HTTP proxy in front of a coordinator. The proxy answers the first requests of some methods with 500: `Proxy(url, {"PATCH": 30})`."""
 import http.client
 import http.server
 import threading

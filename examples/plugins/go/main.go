@@ -17,7 +17,7 @@ import (
 	"gitlab.com/gitlab-org/fleeting/fleeting/provider"
 )
 
-// Group holds the settings, whose fields are the keys of plugin_config, and the instances.
+// Group is the instance group. Its exported fields are the keys of plugin_config.
 type Group struct {
 	MaxSize int `json:"max_size"`
 
