@@ -107,8 +107,15 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
             }
         };
         let Some(tag) = newest(&tags) else { continue };
-        // Content that is not an index, such as the image of a container, is not a step.
-        let Ok((digest, index)) = client.resolve(tag).await else { continue };
+        let (digest, index) = match client.resolve(tag).await {
+            Ok(resolved) => resolved,
+            // Content that is not an index, such as the image of a container, is not a step.
+            Err(RegistryError::InvalidResponse { .. } | RegistryError::NotFound { .. }) => continue,
+            Err(error) => {
+                ui::warning(&format!("{repository_path}:{tag} is skipped: {}", muster_job::error_chain(&error)));
+                continue;
+            }
+        };
         let description = description(&index);
         let is_match = repository_path.to_lowercase().contains(term) || description.to_lowercase().contains(term);
         if !is_match {

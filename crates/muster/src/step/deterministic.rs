@@ -18,15 +18,15 @@ const RUNS: [&str; 2] = ["first", "second"];
 
 /// Result of a run, compared with an earlier run.
 pub(super) struct Comparison {
-    /// Result of the later run. If the first of two runs failed, the result of that run.
+    /// Result of the later run, or of the run of [`run_twice`] that failed.
     pub(super) result: JobResult,
-    /// Differences between the runs. Empty if the first run of [`run_twice`] failed.
+    /// Differences between the runs. Files and outputs are not compared if a run of [`run_twice`] failed.
     pub(super) differences: Vec<String>,
 }
 
 /// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step.
 ///
-/// If the first run fails, there is no second run.
+/// If the first run fails, there is no second run. If only the second run fails, this is the only difference.
 pub(super) async fn run_twice(
     agent: &LocalAgent,
     target: &TargetArgs,
@@ -46,10 +46,12 @@ pub(super) async fn run_twice(
         record_calls(&mut plan, true);
         let result = run_to_end(agent, request(name, &plan, &variables)?, print_log).await?;
         let has_failed = result.tree.status != muster_agent_api::result::StepStatus::Success;
-        results.push(result);
         if has_failed {
-            break;
+            let is_second = !results.is_empty();
+            let difference = is_second.then(|| "the first run succeeded, and the second one failed".to_owned());
+            return Ok(Comparison { result, differences: difference.into_iter().collect() });
         }
+        results.push(result);
         fs::rename(&work_dir, copies.join(name)).map_err(failed(&work_dir))?;
     }
     let mut differences = Vec::new();

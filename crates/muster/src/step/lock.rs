@@ -68,7 +68,12 @@ pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandErr
         ui::error(&format!("{LOCK_FILE} does not name {source}; run `muster step lock`"));
     }
     if missing.is_empty() {
-        ui::outln(&format!("{LOCK_FILE} pins every remote step of the pipeline ({} in total)", used.sources.len()));
+        // The warnings of `report_gaps` name the steps that are not known before the pipeline runs.
+        let known = if used.dynamic.is_empty() && lists.unreadable.is_empty() { "" } else { "known " };
+        ui::outln(&format!(
+            "{LOCK_FILE} pins every {known}remote step of the pipeline ({} in total)",
+            used.sources.len()
+        ));
     }
     Ok(missing.is_empty())
 }

@@ -276,17 +276,23 @@ impl Mount {
         let slots = u64::from(share.slots.max(1));
         let weight = (WEIGHT_PER_SLOT * slots).min(MAX_WEIGHT);
         let (shares, io) = (CPU_SHARES_PER_SLOT * slots, (WEIGHT_PER_SLOT * slots).min(MAX_IO_WEIGHT));
-        let all: &[(&str, u64)] = if self.unified {
-            &[("cpu.weight", weight), ("io.weight", weight), ("memory.low", share.memory_bytes)]
+        // The cgroup of the slot outlives its jobs, so the memory of an earlier share must be reset.
+        let memory = |unprotected: &str| match share.memory_bytes {
+            0 => unprotected.to_owned(),
+            bytes => bytes.to_string(),
+        };
+        let all: &[(&str, String)] = if self.unified {
+            &[("cpu.weight", weight.to_string()), ("io.weight", weight.to_string()), ("memory.low", memory("0"))]
         } else {
-            let memory = ("memory.soft_limit_in_bytes", share.memory_bytes);
-            &[("cpu.shares", shares), ("blkio.weight", io), ("blkio.bfq.weight", io), memory]
+            let memory = ("memory.soft_limit_in_bytes", memory("-1"));
+            let [cpu, io, bfq] = [("cpu.shares", shares), ("blkio.weight", io), ("blkio.bfq.weight", io)]
+                .map(|(file, value)| (file, value.to_string()));
+            &[cpu, io, bfq, memory]
         };
         for (file, value) in all {
             let path = slot.join(file);
-            if *value > 0
-                && path.exists()
-                && let Err(error) = fs::write(&path, value.to_string())
+            if path.exists()
+                && let Err(error) = fs::write(&path, value)
             {
                 tracing::debug!(%error, path = %path.display(), "failed to set the share of a slot, keeping the previous one");
             }

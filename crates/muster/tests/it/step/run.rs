@@ -127,4 +127,10 @@ fn nondeterministic_file_is_reported_with_its_byte() {
     project.file("fixed/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir out; pwd >out/a']}\n");
     project.step(&["run", "fixed", "--verify-deterministic", "out"]).check(0, &[]);
     project.step(&["run", "fixed", "--verify-deterministic", "none"]).check(1, &["failed to copy or compare none"]);
+    let once = format!("mkdir {} && mkdir out", project.path("has-run").display());
+    project.file("once/step.yml", &format!("spec: {{}}\n---\nexec: {{command: [sh, -c, '{once}']}}\n"));
+    let result = project.step(&["run", "once", "--verify-deterministic", "out"]);
+    let result =
+        result.check(1, &["the first run succeeded, and the second one failed", "not deterministic: 1 difference"]);
+    assert!(!result.stdout.contains("out exists"), "{result:?}");
 }
