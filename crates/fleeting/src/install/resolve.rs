@@ -10,7 +10,6 @@ use muster_oci::{LockFileError, Reference, ReferenceError};
 use super::error::InstallError;
 use super::store::{Installed, Store};
 use crate::host::PluginSpec;
-use muster_job::error_chain;
 
 /// Prefix of plugin executables in `PATH`.
 const EXECUTABLE_PREFIX: &str = "fleeting-plugin-";
@@ -144,7 +143,7 @@ pub enum ResolveError {
         /// Path of the plugin's executable.
         executable: PathBuf,
         /// Reason, such as a damaged lock file.
-        source: InstallError,
+        source: Box<InstallError>,
     },
     /// The text is not a valid reference.
     #[error(transparent)]
@@ -227,7 +226,7 @@ fn check_unchanged(plugin: &str, store: &Store, installed: &Installed) -> Result
             tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins; digests are not verified");
             Ok(())
         }
-        Err(source) => Err(ResolveError::Unverified { plugin: named, executable, source }),
+        Err(source) => Err(ResolveError::Unverified { plugin: named, executable, source: Box::new(source) }),
     }
 }
 
