@@ -22,7 +22,7 @@ pub(super) enum Found {
     Undecided(usize),
     /// A text was found.
     At {
-        /// Position after its last byte.
+        /// Position after the last byte of the text.
         end: usize,
     },
 }

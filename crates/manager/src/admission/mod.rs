@@ -12,7 +12,7 @@
 //! flight continue: a job that one of them brings waits for its slot.
 //!
 //! There are three reasons to cancel a request:
-//! - Another runner has no request (gitlab-runner lets that runner wait for 50 s, check C002 of the configuration).
+//! - Another runner has no request (gitlab-runner lets that runner wait for 50 s, about which the configuration check C002 warns).
 //! - The settings with which the request was sent no longer apply.
 //! - The manager ends.
 //!

@@ -80,7 +80,7 @@ async fn object(
     Ok(object)
 }
 
-/// Reads the references of a cache that is stored as chunks, and returns the URLs that the job needs of their objects.
+/// Reads the references of a cache that is stored as chunks, and returns the URLs of their objects that the job needs.
 ///
 /// The marks must be read before the references ([`muster_chunks::Sweep`]): a save never uses an object that was marked earlier.
 async fn chunk_store(
