@@ -40,7 +40,7 @@ async fn cache_of_one_machine_is_restored_on_another() {
     contains(&job(&third, 4, "ls vendor", fallback).await, &["\nother\n", "Successfully extracted cache"]);
 }
 
-/// With `Chunks`, caches are not stored as archives, but as pieces of files (chunks) that all caches share.
+/// With `Chunks`, caches are not stored as archives, but as pieces of files (chunks) that caches share.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_are_shared_through_the_store() {
     let Some(store) = fake_gcs() else { return };

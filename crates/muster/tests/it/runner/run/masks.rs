@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::harness::Harness;
 
-/// Script that masks a value from then on, and prints the value before and after that.
+/// Script that prints a value, adds it to the masked values, and prints it again.
 ///
 /// The script contains the value only in base64, so that commands in the log do not show it.
 const ADD: &str = "value=$(echo YWRkZWQtdmFsdWU= | base64 -d); echo \"before $value\"; echo \"::add-mask::$value\"; echo \"then $value\"";

@@ -13,7 +13,7 @@ const SECRET: &str = "token-of-the-vault-4711";
 /// Private key of several lines, which the job gets as a file.
 const KEY: &str = "-----BEGIN KEY-----\nline-one-of-the-key\nline-two-of-the-key\n-----END KEY-----\n";
 
-/// Step that exports secrets of a store, as another team would write it. Only the step knows the store, and the runner does not.
+/// Step that exports secrets of a store, as another team would write it. Only the step, not the runner, knows the store.
 const VAULT: &str = r#"spec:
   inputs: {store: {type: string}}
   outputs: {lease: {type: string, sensitive: true}}

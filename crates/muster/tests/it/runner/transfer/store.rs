@@ -44,7 +44,7 @@ impl Store {
         Self { url, state }
     }
 
-    /// Responds to the following requests with these statuses, one each. These requests have no other effect.
+    /// Responds to the following requests with these statuses, one each. These requests are recorded, but read and store no object.
     pub(crate) fn respond_with_statuses(&self, statuses: &[u16]) {
         let responses = statuses.iter().map(|status| (*status, Vec::new(), ""));
         self.state.lock().unwrap().responses.extend(responses);
