@@ -128,7 +128,7 @@ async fn cache_is_found_under_the_other_form_of_its_key() {
     archiver(&home, &flags).check(0, &["Archive is up to date!", "uploading existing archive"]);
     assert!(!home.path("cache/old/cache.zip").exists() && home.path("cache/key/cache.zip").exists());
     archiver(&home, &flags).check(0, &["already exists remotely, skipping upload"]);
-    // If the store has both forms, the newer one is used.
+    // If the store has both forms, the newer one is used. Here, this is the other form, `/old`.
     let content = store.object("/new").unwrap();
     store.put("/new", b"older, and no archive".to_vec(), OLD);
     store.put("/old", content, NEW);

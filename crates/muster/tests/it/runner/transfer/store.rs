@@ -22,6 +22,7 @@ type ScriptedResponse = (u16, Vec<(&'static str, String)>, &'static str);
 
 #[derive(Default)]
 struct State {
+    /// Content and modification time of each object, by path.
     objects: HashMap<String, (Vec<u8>, String)>,
     responses: VecDeque<ScriptedResponse>,
     requests: Vec<ReceivedRequest>,

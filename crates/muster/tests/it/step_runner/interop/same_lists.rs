@@ -29,13 +29,15 @@ async fn their_client_gets_the_same_results_from_both_servers() {
     let (our_project, their_project) = (Project::new(), Project::new());
     let ours = Server::start_agent(&our_project);
     let theirs = Server::start_theirs(&their_project, &theirs).await;
-    let Some(mut our_results) = TheirClient::new(&our_project, json!({ "socket": ours.socket })) else { return };
-    let Some(mut their_results) = TheirClient::new(&their_project, json!({ "socket": theirs.socket })) else { return };
+    let Some(mut client_of_ours) = TheirClient::new(&our_project, json!({ "socket": ours.socket })) else { return };
+    let Some(mut client_of_theirs) = TheirClient::new(&their_project, json!({ "socket": theirs.socket })) else {
+        return;
+    };
     let mut problems = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
         let id = number.to_string();
-        let ours = run(&mut our_results, &our_project, &id, case);
-        let theirs = run(&mut their_results, &their_project, &id, case);
+        let ours = run(&mut client_of_ours, &our_project, &id, case);
+        let theirs = run(&mut client_of_theirs, &their_project, &id, case);
         let reason = ONLY_OVER_A_SOCKET.iter().find(|(steps, _)| *steps == case.steps).map(|(_, reason)| reason);
         let is_listed = case.differences.iter().any(|difference| difference.in_legacy);
         let problem = match reason {
