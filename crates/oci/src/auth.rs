@@ -22,7 +22,9 @@ pub(super) enum Challenge {
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// Returns the challenge of a response that this client prefers: Bearer, or else Basic.
+/// Returns the preferred challenge of a response: Bearer, or else Basic.
+///
+/// `None` means that the response has neither. A Bearer challenge without a realm is ignored.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let mut basic = None;
@@ -62,7 +64,8 @@ struct Token {
 
 /// Fetches a token, with credentials or anonymously. Returns the value of `Authorization`.
 ///
-/// `plain_http` is true if the registry is reached without encryption. `challenge` has the realm, the service and the scope.
+/// `plain_http` is true if the registry is reached without encryption. `challenge` consists of the realm (the URL of the token server), the
+/// service and the scope.
 pub(super) async fn fetch_bearer(
     http: &reqwest::Client,
     registry: &str,
@@ -73,7 +76,7 @@ pub(super) async fn fetch_bearer(
     let (realm, service, scope) = challenge;
     let invalid = |error: ResponseError| RegistryError::invalid(realm, error);
     let mut url = Url::parse(realm).map_err(|error| invalid(error.into()))?;
-    // Credentials are sent without encryption only if the registry itself runs on this machine.
+    // A token server without encryption is used only if the registry itself is reached without encryption, so it runs on this machine.
     if url.scheme() != "https" && !(plain_http && url.scheme() == "http") {
         return Err(invalid(ResponseError::InsecureTokenUrl { registry: registry.to_owned() }));
     }

@@ -49,7 +49,7 @@ impl PartialEq for Blob {
 impl Eq for Blob {}
 
 impl Blob {
-    /// Returns the content of a part of a file, whose digest is known. A registry rejects the content if the file was changed since.
+    /// Creates the blob for a part of a file with a known digest. If the file is changed later, registries reject the upload.
     pub(crate) fn in_file(file: Arc<File>, start: u64, size: u64, digest: Digest) -> Self {
         Self { digest, size, content: Content::File { file, start } }
     }
@@ -72,7 +72,9 @@ impl Blob {
         BlobReader { blob: self.clone(), position: 0 }
     }
 
-    /// Returns the content as the body of a request. A file is read while the body is sent, and adds to `sent`.
+    /// Returns the content as the body of a request.
+    ///
+    /// A file is read while the body is sent, and the bytes are counted in `sent`. Content in memory is not counted.
     pub(crate) fn body(&self, sent: &SentBytes) -> Body {
         if let Content::Memory(bytes) = &self.content {
             return Body::from(bytes.clone());

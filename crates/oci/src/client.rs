@@ -23,11 +23,11 @@ use crate::retry::{MAX_ATTEMPTS, wait};
 
 /// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
-/// Maximum size of an index, a manifest or a page of tags in bytes.
-/// The specification requires registries to accept this size.
+/// Maximum size in bytes of a JSON document: an index, a manifest, or a page of a list.
+/// The specification recommends that registries accept manifests of at least this size.
 pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
 /// Maximum number of pages of a list of tags or repositories. A page has up to 1000 names.
-const MAX_TAG_PAGES: usize = 100;
+const MAX_PAGES: usize = 100;
 /// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of redirects of one request.
@@ -114,7 +114,7 @@ impl Registry {
     /// Checks whether the registry accepts the credentials.
     ///
     /// # Errors
-    /// [`RegistryError::Refused`] if the registry denies access.
+    /// [`RegistryError::Refused`] if the registry denies access, and other errors if it does not answer as expected.
     pub async fn check_login(&self) -> Result<(), RegistryError> {
         self.get(&self.base.clone(), HeaderMap::new(), None).await.map(drop)
     }
@@ -122,7 +122,7 @@ impl Registry {
     /// Lists all tags of the repository.
     ///
     /// # Errors
-    /// [`RegistryError`]. A registry that does not list its tags is not an error.
+    /// [`RegistryError`]. If the registry does not list tags, the result is [`TagList::Unlisted`] and not an error.
     pub async fn tags(&self) -> Result<TagList, RegistryError> {
         match self.list(self.url(&["tags", "list"])?, self.repository.to_string()).await {
             Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) => Ok(TagList::Unlisted),
@@ -140,7 +140,7 @@ impl Registry {
         self.list(url, format!("{}, which does not list its repositories", self.repository.registry)).await
     }
 
-    /// Reads all pages of a list. `content` is the name of the list in the error that reports that it does not exist.
+    /// Reads all pages of a list. `content` names the list in the error if the list does not exist.
     async fn list(&self, mut url: Url, content: String) -> Result<Vec<String>, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -149,7 +149,7 @@ impl Registry {
         }
         url.set_query(Some("n=1000"));
         let mut names = Vec::new();
-        for _ in 0..MAX_TAG_PAGES {
+        for _ in 0..MAX_PAGES {
             let response = self.get(&url, HeaderMap::new(), Some(content.clone())).await?;
             let next = next_page(&url, response.headers());
             let page: Page = parse(&url, &read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?)?;
@@ -159,7 +159,7 @@ impl Registry {
                 None => return Ok(names),
             }
         }
-        Err(RegistryError::invalid(&url, ResponseError::TooManyPages(MAX_TAG_PAGES)))
+        Err(RegistryError::invalid(&url, ResponseError::TooManyPages(MAX_PAGES)))
     }
 
     /// Fetches the index to which a tag points.
@@ -211,7 +211,7 @@ impl Registry {
         self.base.join(&path).map_err(|source| RegistryError::Name { name: path, source })
     }
 
-    /// Sends a GET request, with retries. `content` is the name of the requested content, for the error if it does not exist.
+    /// Sends a GET request, with retries. `content` names the requested content in the error if the content does not exist.
     pub(super) async fn get(
         &self,
         url: &Url,
@@ -221,7 +221,9 @@ impl Registry {
         self.send(url, &|http| http.get(url.clone()).headers(headers.clone()), content).await
     }
 
-    /// Sends a request to `url`, with retries. `content` is the name of the requested content, for the error if it does not exist.
+    /// Sends a request to `url`, with retries. `content` names the requested content in the error if the content does not exist.
+    ///
+    /// `None` means that the error names the repository.
     pub(super) async fn send(
         &self,
         url: &Url,
@@ -233,7 +235,7 @@ impl Registry {
 
     /// Sends a request that must not be repeated after a failure. It is repeated only with a login that the registry requests.
     ///
-    /// `request` adds the bytes of its body to the counter, if `body_bytes` is their number.
+    /// `body_bytes` is the size of the body if `request` counts the bytes that are sent. `None` means that they are not counted.
     pub(super) async fn send_once(
         &self,
         url: &Url,
@@ -256,7 +258,7 @@ impl Registry {
             // Only the registry may get the credentials, not another server.
             let is_own = url.origin() == self.base.origin();
             let authorization = if is_own { self.authorization.lock().await.clone() } else { None };
-            // The connection may still count bytes of the previous attempt.
+            // Each attempt has its own counter, because the connection of the previous attempt may still count bytes.
             let sent = SentBytes::new(body_bytes);
             let mut request = request(&self.http, &sent);
             if let Some(authorization) = authorization {
@@ -297,7 +299,7 @@ impl Registry {
     async fn authorize(&self, url: &Url, headers: &HeaderMap) -> Result<(), RegistryError> {
         let authorization = match (auth::challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
-                // `check_login` needs no scope.
+                // The base URL, which `check_login` requests, needs no scope.
                 let pull_scope = (*url != self.base).then(|| format!("repository:{}:pull", self.repository.path));
                 let scope = scope.or(pull_scope);
                 let challenge = (realm.as_str(), service.as_deref(), scope.as_deref());

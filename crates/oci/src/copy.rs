@@ -28,6 +28,8 @@ struct References {
 
 /// Copies the index or image that a tag or a digest refers to, and adds these tags to the copy. Returns the digest of the copy.
 ///
+/// Without tags, everything is copied except this index or image itself.
+///
 /// # Errors
 /// [`RegistryError`] of one of the two repositories.
 pub async fn copy(from: &Registry, reference: &str, to: &Registry, tags: &[&str]) -> Result<Digest, RegistryError> {

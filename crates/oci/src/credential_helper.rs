@@ -38,9 +38,9 @@ impl CredentialHelper {
         Ok(Self { program: format!("docker-credential-{name}"), search_path: None })
     }
 
-    /// Searches for the program in these directories, which also become its `PATH`.
+    /// Searches for the program in these directories, which also become the program's `PATH`.
     ///
-    /// By default, the `PATH` of this process is used.
+    /// Without this call, the `PATH` of this process is used for both.
     #[must_use]
     pub fn with_search_path(mut self, directories: impl Into<OsString>) -> Self {
         self.search_path = Some(directories.into());
@@ -66,7 +66,7 @@ impl CredentialHelper {
         self.call("store", entry.to_string().as_bytes()).await.map(drop)
     }
 
-    /// Calls the helper. Returns `None` if it has no credentials.
+    /// Calls the helper with a verb, and returns its output. `None` means that it has no credentials, and is only returned for `get`.
     async fn call(&self, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, HelperError> {
         let mut command = Command::new(&self.program);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -109,7 +109,7 @@ fn parse_response(response: &[u8]) -> Option<Option<Credentials>> {
     Some((!password.is_empty()).then_some(Credentials { username, password, is_identity_token }))
 }
 
-/// Returns the name of a registry in Docker's configuration file and for credential helpers.
+/// Returns the key of a registry in Docker's configuration file and for credential helpers.
 pub(crate) fn key(registry: &str) -> String {
     match registry {
         "docker.io" | "index.docker.io" | "registry-1.docker.io" => HUB_KEY.to_owned(),

@@ -10,7 +10,7 @@ use std::{fmt, io};
 pub struct Credentials {
     /// User name. Empty with an identity token.
     pub username: String,
-    /// Password or access token.
+    /// Password, access token or identity token.
     pub password: String,
     /// Whether the password is an identity token, which must be exchanged for an access token.
     pub is_identity_token: bool,
@@ -78,7 +78,7 @@ pub enum CredentialsError {
 /// Reason why a credential helper failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// The name contains characters that names of helpers cannot have.
+    /// The name is empty, or contains characters that names of helpers cannot have.
     #[error("invalid name of a credential helper; use only letters, digits, `-`, `_` and `.`")]
     Name,
     /// The helper cannot be started, or its output cannot be read.
@@ -102,7 +102,7 @@ pub enum HelperError {
         verb: String,
         /// Exit status of the helper.
         status: ExitStatus,
-        /// Start of the helper's output.
+        /// Start of the helper's standard output, or of its standard error if the output is empty.
         message: String,
     },
 }

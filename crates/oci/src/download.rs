@@ -115,7 +115,7 @@ impl Registry {
 
 /// Reason why a download stopped.
 enum PartError {
-    /// The connection failed, so the download can be continued.
+    /// The connection broke or made no progress, so the download can be continued.
     Interrupted(RegistryError),
     /// The error must not be retried, because it is permanent, or [`Registry::get`] has already retried the request.
     Permanent(RegistryError),
@@ -129,7 +129,7 @@ struct Part {
 }
 
 impl Part {
-    /// Reads the part that an earlier download stored. A part that is larger than the blob is ignored.
+    /// Reads the part that an earlier download stored in the file. If the file is larger than `size`, the size of the blob, its content is ignored.
     async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
         let path = path.to_owned();
         let read = move || {

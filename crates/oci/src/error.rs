@@ -53,7 +53,7 @@ pub(crate) fn is_transient_status(status: u16) -> bool {
 /// Reason why a request to a registry failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// The registry did not respond, or the connection broke.
+    /// The registry did not respond, the connection broke, or a redirect was rejected.
     #[error("{url}: no response; check the name of the registry and the network")]
     Unreachable {
         /// Requested URL.
@@ -102,14 +102,14 @@ pub enum RegistryError {
         /// Timeout of the download.
         timeout: Duration,
     },
-    /// The registry requires a login or denies access.
+    /// The registry or its token server denies access, or requires a login for which this client has no credentials or method.
     #[error("{url}: {registry} denies access ({reason})")]
     Refused {
         /// Requested URL.
         url: ShownUrl,
         /// Name of the registry.
         registry: String,
-        /// The registry's reason, and the user name that was sent.
+        /// Status of the response, or why this client cannot log in, followed by the user name if credentials were used.
         reason: String,
     },
     /// The registry does not have the requested content.
@@ -130,8 +130,8 @@ pub enum RegistryError {
         /// Start of the response.
         body: String,
     },
-    /// The content exceeds the limit for its kind.
-    #[error("{url}: larger than {limit} bytes, the limit for this kind of content")]
+    /// The content exceeds the limit for its kind, or the size in its descriptor.
+    #[error("{url}: larger than {limit} bytes, the maximum for this content")]
     TooLarge {
         /// Requested URL.
         url: ShownUrl,
@@ -192,25 +192,25 @@ pub enum ResponseError {
     /// A list of tags or repositories is too long.
     #[error("the list has more than {0} pages")]
     TooManyPages(usize),
-    /// The tag points to an image without a platform.
+    /// The tag or digest refers to an image and not to an index, so the platform is unknown.
     #[error("the tag points to the image of a single, unnamed platform; publish an index of platforms")]
     NotAnIndex,
     /// The index refers to another index.
     #[error("the index contains another index; publish an index whose entries are images")]
     NestedIndex,
-    /// The URL for tokens is invalid.
-    #[error("invalid URL for tokens")]
+    /// The URL for tokens or for an upload is invalid.
+    #[error("invalid URL for tokens or for the upload")]
     TokenUrl(#[from] url::ParseError),
-    /// The URL for tokens is not encrypted.
+    /// The URL for tokens does not use HTTPS.
     #[error("the registry {registry} names a URL for tokens without https; https is required")]
     InsecureTokenUrl {
         /// Name of the registry.
         registry: String,
     },
-    /// The address for the content is not encrypted, although the registry's own is.
+    /// The URL for the upload does not use HTTPS, although the URL of the registry does.
     #[error("the registry asks to upload the content without https; https is required")]
     InsecureUpload,
-    /// The response to the start of an upload has no address for the content.
+    /// The response to the start of an upload has no URL for the content.
     #[error("the response has no address for the upload")]
     NoLocation,
     /// The response contains no token.

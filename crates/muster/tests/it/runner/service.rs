@@ -7,7 +7,7 @@ use std::process::Command;
 use super::support::Home;
 use crate::process::CommandResult;
 
-/// Creates a home whose PATH has a `systemctl`. It records its arguments in `calls`, and then runs `behavior`.
+/// Creates a home with a fake `systemctl` in `bin`. This program records its arguments in the file `calls`, and then runs `behavior`.
 fn home_with_systemctl(behavior: &str) -> Home {
     let home = Home::new();
     let directory = home.path("bin");
@@ -103,7 +103,8 @@ fn temporary_directory_survives_service_restarts() {
     let (service, temporary) = (settings(&directory.join("ci.service")), settings(&directory.join("ci-tmp.service")));
     let has = |unit: &[String], line: &str| assert!(unit.iter().any(|found| found == line), "{line} not in {unit:?}");
     has(&service, "PrivateTmp=yes");
-    // systemd deletes the directory with the last unit that has it. A job outlives the service, and needs its files.
+    // systemd deletes a private temporary directory when the last unit that uses it stops. Jobs outlive the service and need their files, so a
+    // second unit keeps the directory.
     has(&service, "JoinsNamespaceOf=ci-tmp.service");
     has(&service, "Wants=network-online.target ci-tmp.service");
     has(&service, "After=network-online.target ci-tmp.service");

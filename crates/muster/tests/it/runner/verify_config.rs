@@ -69,7 +69,7 @@ fn missing_plugin_and_invalid_values_have_a_location() {
         ("plugin = \"nothing-of-the-kind\"", "is not installed in "),
     ] {
         check("verify-config", autoscaler, 1, "11:10", expected);
-        // The file may be for a server that has the plugin.
+        // For `lint`, this is only a warning, because the file may be for another machine, which has the plugin.
         check("lint", autoscaler, 0, "11:10", expected);
     }
     let missing = with_autoscaler("plugin = \"/nowhere/plugin\"");
@@ -97,7 +97,7 @@ fn missing_plugin_and_invalid_values_have_a_location() {
 }
 
 #[test]
-fn unsupported_executor_is_an_error_but_valid_format() {
+fn unsupported_executor_is_an_error_of_verify_config_but_not_of_lint() {
     let text = VALID_CONFIG.replace("\"shell\"", "\"kubernetes\"");
     run("verify-config", &text, &[]).check(1, &["error[C008]: runner one: executor `kubernetes` is not supported yet"]);
     run("lint", &text, &[]).check(0, &[]);
@@ -115,7 +115,7 @@ fn invalid_executor_and_plugin_names_violate_the_format() {
 }
 
 #[test]
-fn lint_exits_with_1_only_for_format_violations() {
+fn lint_exits_with_1_for_format_violations_and_a_missing_file_but_not_for_warnings() {
     run("lint", VALID_CONFIG, &[]).check(0, &["C033"]);
     run("lint", &format!("{VALID_CONFIG}buidls_dir = \"/x\"\n"), &[]).check(1, &["did you mean `builds_dir`?"]);
     run("lint", &VALID_CONFIG.replace("concurrent = 2", "concurrent = 0"), &[]).check(1, &["C001"]);

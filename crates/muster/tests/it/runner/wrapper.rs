@@ -1,7 +1,7 @@
 //! `wrapper`: control of a wrapped process over gRPC.
 //!
-//! The wrapper can only start this program, so the wrapped process is `read-logs`. That command follows a file until the file is deleted, and
-//! exits on signals as the runner does.
+//! The wrapper can only start its own executable, so the wrapped process is `gitlab-runner read-logs` in place of `run`. This command follows a
+//! file until the file is deleted, and exits on signals as `run` does.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -66,7 +66,7 @@ fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
     command.args(arguments).args(["read-logs", "--path"]).arg(&log).env("XDG_RUNTIME_DIR", runtime);
     let stderr = std::fs::File::create(home.path("stderr")).unwrap();
     let mut process = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-    // The runner has started when it has printed its first line.
+    // The runner has started when it has printed its first line, which begins with the offset of the end of this line in the file.
     let mut first = String::new();
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
     assert_eq!(first, "6 ready\n", "{}", std::fs::read_to_string(home.path("stderr")).unwrap());
@@ -197,7 +197,7 @@ async fn default_socket_is_private_to_the_user() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_users_are_rejected_for_any_socket_mode() {
+async fn other_users_are_rejected_even_if_the_socket_mode_admits_them() {
     if !rustix::process::geteuid().is_root() {
         return muster_test_prerequisites::missing("only root can start a process of another user");
     }
@@ -237,7 +237,7 @@ async fn other_users_are_rejected_for_any_socket_mode() {
 }
 
 #[test]
-fn tcp_is_served_with_a_warning() {
+fn listening_on_tcp_logs_a_warning() {
     let home = Home::new();
     let mut process = start(&home, Path::new("/nonexistent"), &["--grpc-listen", "tcp://127.0.0.1:0"]);
     process.kill().unwrap();

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::process::CommandResult;
 
-/// Step that prints its inputs and returns an output.
+/// Step that prints its inputs except `token`, and returns its input `name` as the output `text`.
 const GREET: &str = r#"spec:
   inputs:
     name: {type: string, default: world}
@@ -29,7 +29,7 @@ exec:
   command: [sh, -c, 'echo "$GREETING $1 $2 $WHO"; printf "{\"name\":\"text\",\"value\":\"%s\"}\n" "$1" >"$3"', greet, '${{ inputs.name }}', '${{ inputs.times }}', '${{ output_file }}']
 "#;
 
-/// Step that calls a local step and a remote one, and writes a file with their outputs.
+/// Step that calls a local step and a remote one, and writes the URL that the remote step returns to a file.
 const RELEASE: &str = r#"spec:
   inputs:
     version: {type: string}

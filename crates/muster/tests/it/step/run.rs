@@ -109,7 +109,7 @@ fn run_list_of_a_saved_job_runs() {
 }
 
 #[test]
-fn nondeterministic_file_is_reported_with_its_byte() {
+fn nondeterministic_file_is_reported_with_its_first_different_byte() {
     let project = Project::new();
     project.file(
         "stamp/step.yml",
@@ -124,6 +124,7 @@ fn nondeterministic_file_is_reported_with_its_byte() {
         result.check(1, &["out/b differs at byte ", "output \"id\" of step ", "not deterministic: 2 differences"]);
     assert!(!result.stdout.contains("out/a"), "{result:?}");
     assert!(!project.path("out").exists(), "the step must run in copies of the directory only");
+    // Both runs see the same path of the working directory.
     project.file("fixed/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir out; pwd >out/a']}\n");
     project.step(&["run", "fixed", "--verify-deterministic", "out"]).check(0, &[]);
     project.step(&["run", "fixed", "--verify-deterministic", "none"]).check(1, &["failed to copy or compare none"]);

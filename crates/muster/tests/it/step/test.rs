@@ -57,7 +57,7 @@ const WITH_FAKES: &str = r#"tests:
         - {step: note, called: false}
 "#;
 
-/// Tests of a step with Muster's own keys.
+/// Tests of a step that uses Muster's own keys (`muster:`).
 const WITH_OWN_KEYS: &str = r#"tests:
   - name: builds for all targets and does not publish
     inputs: {targets: [linux, mac]}

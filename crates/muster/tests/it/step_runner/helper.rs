@@ -92,7 +92,7 @@ fn c123_arguments_that_an_entrypoint_dropped_are_recovered() {
     for ignored in ["", "no Base64!", &encode("no JSON"), &encode("{}"), &encode("[1]")] {
         with(&[], ignored).check(1, &["Usage: gitlab-runner"]);
     }
-    // The command of a server does not inherit the arguments.
+    // The command of a server does not inherit the variable with the arguments.
     let script = r#"["steps", "serve", "sh", "-c", "echo [$_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV]"]"#;
     let mut command = project.helper(&[]);
     let mut server = Server::start(command.env("_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV", encode(script)));

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::process::CommandResult;
 
-/// Step that prints its input and an environment variable, and returns its input as output.
+/// Step that prints its inputs and an environment variable, and returns its input `text` as output.
 const ECHO: &str = r#"spec:
   inputs:
     text: {type: string, default: default}

@@ -270,8 +270,8 @@ async fn clients_that_send_nothing_block_no_other_client() {
     let connection = agent.connect(&authority.client()).await.unwrap();
     connection.run(request(&project, "- {name: a, script: echo hi}")).await.unwrap();
     assert_eq!(connection.wait("1", MAX_RESULT_BYTES).await.unwrap().outcome, Outcome::Success);
-    // The agent has closed the oldest idle connections. The others could still begin a handshake, so the client did not wait for their
-    // timeout of 10 s.
+    // The agent accepted the client by closing the oldest idle connections. The others are still open, so the client did not wait for the
+    // handshake timeout of 10 s.
     let is_closed = |stream: &mut TcpStream| match stream.read(&mut [0]) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
         ended => ended.unwrap_or(0) == 0,
@@ -296,7 +296,7 @@ async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
     for _ in 0..100 {
         flooding.push(flood().await);
     }
-    // The agent accepts connections in order, so it has accepted all others when it closes the oldest ones of the flood.
+    // `connected` has the oldest handshake. For each handshake over its limit of 64, the agent ends the oldest one of the flood instead.
     for closed in &mut flooding[..30] {
         let mut byte = [0];
         let read = tokio::io::AsyncReadExt::read(closed, &mut byte);

@@ -22,14 +22,14 @@ struct Driver {
 const RUN: &str = "echo run $2 >>calls\nexport PATH=HOME_DIR:$PATH\n\"$1\" || { echo $? >\"$BUILD_EXIT_CODE_FILE\"; exit \"$BUILD_FAILURE_EXIT_CODE\"; }";
 
 impl Driver {
-    /// Starts a manager with a driver. `programs` has the name and the commands of each program. `keys` are additional lines of the table.
+    /// Starts a manager with a driver. `programs` has the name and the commands of each program. `keys` are additional lines of `[runners.custom]`.
     async fn start(programs: &[(&str, &str)], keys: &str) -> Self {
         let harness = Harness::start(1).await;
         let home = harness.home.path("");
         let mut table = String::new();
         for (name, commands) in programs {
             let path = harness.home.path(format!("{name}.sh"));
-            // The programs have a separate working directory for each job.
+            // Each job has a separate working directory, so the programs need the absolute path of the common files.
             let commands = commands
                 .replace(">>calls", ">>HOME_DIR/calls")
                 .replace("HOME_DIR", home.to_str().unwrap().trim_end_matches('/'));
@@ -170,17 +170,17 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
     assert_eq!(
         response,
         serde_json::to_string(&job.payload).unwrap(),
-        "the response file must have the response of the coordinator"
+        "the response file must contain the payload that the coordinator sent"
     );
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
-    assert!(!PathBuf::from(directory.trim()).exists(), "the directory of the driver is left");
+    assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory was not removed");
     let find = Command::new("find").arg(&project).args(["-path", "*.tmp/*"]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&find.stdout), "", "temporary files of the job are left");
+    assert_eq!(String::from_utf8_lossy(&find.stdout), "", "temporary files of the job were not removed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exit_status_of_run_distinguishes_job_failures_from_environment_failures() {
-    // The stage of the script ends as the job requests.
+    // Before the job's script, the program runs the commands in the job's variable `END`.
     let run = format!("if [ \"$2\" = build_script ]; then eval \"$CUSTOM_ENV_END\"; fi\n{RUN}");
     let driver = Driver::start(&[("run", &run), ("cleanup", "echo cleanup >>calls")], "").await;
     let end = |commands: &str| {
@@ -215,7 +215,7 @@ async fn exit_status_of_run_distinguishes_job_failures_from_environment_failures
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_preparation_is_cleaned_up_and_repeated_only_if_the_environment_failed() {
+async fn every_failed_preparation_is_cleaned_up_and_only_system_failures_are_retried() {
     let programs = [
         ("prepare", "echo prepare >>calls; eval \"$CUSTOM_ENV_END\""),
         ("run", RUN),
@@ -223,7 +223,7 @@ async fn failed_preparation_is_cleaned_up_and_repeated_only_if_the_environment_f
     ];
     let driver = Driver::start(&programs, "").await;
     let end = |commands: &str| json!({ "variables": [{ "key": "END", "value": commands, "raw": true }] });
-    // The first attempt fails, the second one works.
+    // The first attempt creates the directory `once` and fails. The second attempt finds the directory and succeeds.
     let job = driver
         .job(
             1,
@@ -288,7 +288,8 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn canceled_job_ends_its_program_and_is_cleaned_up() {
-    // The program ignores TERM, and is killed after the configured time. The process that the preparation started must run until the cleanup.
+    // The program ignores TERM, and is killed after the configured time. The preparation starts a process, `server`, which
+    // must run until the cleanup.
     let prepare = "sleep 600 >/dev/null 2>&1 & echo $! >HOME_DIR/server";
     let run = "echo run $2 >>calls\nif [ $2 = build_script ]; then trap '' TERM; fi\n\"$1\" || exit 1";
     let cleanup = "kill -0 $(cat HOME_DIR/server) && echo cleanup with server >>calls";
@@ -311,14 +312,14 @@ async fn canceled_job_ends_its_program_and_is_cleaned_up() {
     assert_eq!(driver.calls(), stages, "{}", job.text());
     let server = std::fs::read_to_string(driver.path("server")).unwrap();
     until(async || match std::fs::metadata(format!("/proc/{}", server.trim())) {
-        Ok(_) => Err("the server of the preparation still runs".to_owned()),
+        Ok(_) => Err("the process that the preparation started still runs".to_owned()),
         Err(_) => Ok(()),
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn environment_of_a_killed_agent_is_cleaned_up_by_the_next_one() {
+async fn next_agent_cleans_up_the_environment_of_a_killed_agent() {
     let cleanup = "test -e \"$JOB_RESPONSE_FILE\" && test \"$PWD\" = \"$TMPDIR\" && echo \"$PWD\" >HOME_DIR/directory
         echo cleanup $FROM_CONFIG $CUSTOM_ENV_CI_JOB_ID $CUSTOM_ENV_CI_JOB_STATUS >>calls";
     let programs = [("config", "echo '{\"job_env\":{\"FROM_CONFIG\":\"yes\"}}'"), ("run", RUN), ("cleanup", cleanup)];
@@ -334,14 +335,14 @@ async fn environment_of_a_killed_agent_is_cleaned_up_by_the_next_one() {
     let cleanups: Vec<_> = driver.calls().into_iter().filter(|call| call.starts_with("cleanup")).collect();
     assert_eq!(cleanups, ["cleanup yes 1 failed"], "{}", job.text());
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
-    assert!(!PathBuf::from(directory.trim()).exists(), "the directory of the driver is left");
+    assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory was not removed");
     // The agent that cleaned up runs the next job.
     let next = driver.job(2, &["echo it ran"], json!({})).await;
     assert_eq!(next.status, JobStatus::Success, "{}", next.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn failed_prepare_script_skips_all_other_stages() {
+async fn failed_prepare_script_skips_all_other_stages_except_the_cleanup() {
     let run = format!("echo run $2 >>calls; if [ $2 = prepare_script ]; then exit 1; fi\n{RUN}");
     let driver = Driver::start(&[("run", &run), ("cleanup", "echo cleanup >>calls")], "").await;
     let job = driver.job(1, &["echo it ran"], json!({})).await;

@@ -1,4 +1,4 @@
-//! Jobs of the custom executor with a driver that others have published: gitlab-runner-tart-driver, which runs each job in a virtual machine.
+//! Jobs of the custom executor with a published driver of a third party: gitlab-runner-tart-driver, which runs each job in a virtual machine.
 //!
 //! The driver is unmodified. It manages the machines with the program `tart`, and reaches them over SSH. Here, `tart` is a script that starts
 //! an SSH server in separate namespaces.
@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
-/// Commands of `tart` that the driver calls. `HOME_DIR/machines` has a directory for each machine.
+/// Script in place of the program `tart`. It implements the commands that the driver calls.
+///
+/// `HOME_DIR/machines` has a directory for each machine.
 const TART: &str = r#"#!/bin/sh
 echo "$*" >>HOME_DIR/tart-calls
 machine=HOME_DIR/machines/$2
@@ -32,20 +34,20 @@ delete) rm -r "$machine" ;;
 *) exit 1 ;;
 esac
 "#;
-/// The driver, with a different home directory, the script `tart`, and a network in which the port of SSH is free.
+/// Script that starts the driver with another home directory, with the script `tart`, and in a network in which the port of SSH is free.
 const DRIVER: &str = r#"#!/bin/sh
 HOME=HOME_DIR/home PATH=HOME_DIR/bin:$PATH exec nsenter --target NETWORK --net -- DRIVER "$@"
 "#;
-/// The driver calls `sudo` in the machine, whose user is root here.
+/// Script in place of `sudo`, which the driver calls in the machine. The user is already root there.
 const SUDO: &str = "#!/bin/sh\nexec \"$@\"\n";
 const SSHD_CONFIG: &str = "HostKey HOME_DIR/host-key\nAuthorizedKeysFile HOME_DIR/home/.ssh/id_ed25519.pub\nListenAddress 127.0.0.1\n\
      StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\nSubsystem sftp internal-sftp\nSetEnv HOME=HOME_DIR/home PATH=HOME_DIR/sudo:PATH_OF_TEST\n";
 
-/// A network namespace. Dropping it ends the process in it.
+/// A network namespace. Dropping it ends the process that keeps it.
 struct Network(Child);
 
 impl Network {
-    /// Creates a network with only the loopback interface. `None` means that this is not permitted here.
+    /// Creates a network with only the loopback interface. `None` means that this requires root, or that `ip` is not installed.
     fn create() -> Option<Self> {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", "ip link set lo up && echo ready && read -r _"]);
@@ -179,7 +181,7 @@ impl Driver {
         .await;
     }
 
-    /// Returns the commands of `tart` so far.
+    /// Returns the commands of `tart` that the driver has called so far, without their arguments.
     fn calls(&self) -> Vec<String> {
         let calls = std::fs::read_to_string(self.harness.home.path("tart-calls")).unwrap_or_default();
         calls.lines().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
@@ -223,6 +225,7 @@ async fn published_driver_runs_a_job_in_its_machine() {
             "Using Custom executor with driver tart ",
             "[INFO] Cloning VM instance 'grtd-project-5-1-0' from 'image'",
             "[INFO] VM 'grtd-project-5-1-0' is running",
+            // The misspelling is the driver's.
             "[get_sources][INFO] Establishing SSH conntection to 'root@127.0.0.1'",
             "[build_script][INFO] Establishing SSH",
             "\nin /opt/builds/group/project beside builds cache temp\n",
@@ -239,12 +242,13 @@ async fn published_driver_runs_a_job_in_its_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn published_driver_tells_failures_of_the_job_from_those_of_the_machine() {
+async fn published_driver_distinguishes_failures_of_the_job_from_those_of_the_machine() {
     let Some(driver) = Driver::start().await else { return };
     let failure = |job: &Job| job.reports().last().unwrap().failure_reason.clone();
     let job = driver.job(1, "image", &["echo before; exit 7; echo never"], "echo after $CI_JOB_STATUS").await;
     let text = job.text();
     assert_eq!(failure(&job).as_deref(), Some("script_failure"), "{text}");
+    // The driver only logs the exit code of the script. Its own exit status, 1, becomes that of the job.
     contains(&text, &["before\r\n", "failed with exit code '7'", "after failed\r\n", "Job failed: exit status 1"]);
     driver.until_no_machines().await;
 

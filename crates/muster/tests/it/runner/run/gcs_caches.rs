@@ -9,7 +9,7 @@ use super::harness::{Harness, ManagerProcess};
 /// Key of an account that exists only in tests.
 const PRIVATE_KEY: &str = include_str!("../../../../../cache-store/src/tests/key.pem");
 
-/// Starts a manager, in the role of another machine, whose runner uses the bucket.
+/// Starts a manager that represents one machine. Its runner uses the bucket. `keys` are additional lines of `[runners.cache]`.
 async fn machine(store: &Server, keys: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     harness.configure(&format!(
@@ -40,6 +40,7 @@ async fn cache_of_one_machine_is_restored_on_another() {
     contains(&job(&third, 4, "ls vendor", fallback).await, &["\nother\n", "Successfully extracted cache"]);
 }
 
+/// With `Chunks`, caches are not stored as archives, but as pieces of files (chunks) that caches share.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_are_shared_through_the_store() {
     let Some(store) = fake_gcs() else { return };

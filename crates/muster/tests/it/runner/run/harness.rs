@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::process::until;
 use crate::runner::support::Home;
 
-/// Environment of one test. Its processes are stopped when it is dropped.
+/// Environment of one test. Dropping it ends the agents that its managers started.
 pub(crate) struct Harness {
     pub(crate) home: Home,
     coordinators: Vec<(Arc<MemoryCoordinator>, Served)>,
@@ -206,7 +206,7 @@ impl ManagerProcess {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Returns the command lines of its child processes.
+    /// Returns the command lines of the manager's child processes.
     pub(crate) fn children(&self) -> Vec<String> {
         let read = |path: String| std::fs::read(path).unwrap_or_default();
         let of_thread = |thread: std::fs::DirEntry| {
@@ -218,11 +218,15 @@ impl ManagerProcess {
         threads.flat_map(of_thread).map(line).collect()
     }
 
-    /// Waits until the log contains a text this many times.
+    /// Waits until the log contains a text at least this many times.
     pub(crate) async fn wait_for_log(&self, text: &str, times: usize) {
         until(async || {
             let log = self.log();
-            if log.matches(text).count() >= times { Ok(()) } else { Err(format!("`{text}` is not in:\n{log}")) }
+            if log.matches(text).count() >= times {
+                Ok(())
+            } else {
+                Err(format!("the log does not contain `{text}` {times} times:\n{log}"))
+            }
         })
         .await;
     }

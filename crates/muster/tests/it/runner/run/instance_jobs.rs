@@ -33,7 +33,7 @@ fn push(harness: &Harness, id: i64, script: &str) {
     harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
 }
 
-/// Requirement R220 (docs/requirements.md): both jobs belong to the same project and the same runner.
+/// Requirement R220 (docs/requirements.md): the environment is clean even for a job of the same project and the same runner.
 #[tokio::test(flavor = "multi_thread")]
 async fn job_does_not_see_files_of_the_previous_job() {
     let (harness, _run) = start("").await;
@@ -52,7 +52,7 @@ async fn job_does_not_see_files_of_the_previous_job() {
     assert!(text.contains("\nlooked in /") && !text.contains("\nfound "), "{text}");
 }
 
-/// Requirement R247: the user sees that the script did not fail, and the operator sees the reason.
+/// Requirement R247 (docs/requirements.md): hooks of the plugin. A system failure shows the user that the script of the job did not fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_prepare_hook_is_a_system_failure_with_its_message() {
     let (harness, _run) =

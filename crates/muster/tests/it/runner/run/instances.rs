@@ -175,7 +175,7 @@ async fn provider_error_is_in_log_metric_and_status() {
     assert!(!failures.ends_with(" 0"), "{failures}");
 }
 
-/// Requirement R160: GitLab's fleet documentation recommends to watch these metrics. A manager with instances exposes all of them.
+/// Requirement R160: GitLab's fleet documentation recommends watching these metrics. A manager with instances exposes all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn scrape_has_the_metrics_that_gitlab_recommends() {
     let (harness, run, address) = start("").await;
@@ -299,7 +299,7 @@ async fn jobs_are_requested_for_all_booting_instances() {
 
     std::fs::write(harness.home.path("open"), "").unwrap();
     jobs.clone().for_each(|job| harness.release_job(job));
-    // Wait until the last job has finished, and not only until the sixth was requested.
+    // `active_jobs` checks the limit until all 20 jobs have ended, because each used instance is replaced by a new one.
     until(async || {
         active_jobs();
         let ended = harness.coordinator(0).assigned_and_ended().1;

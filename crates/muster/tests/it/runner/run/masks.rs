@@ -5,7 +5,9 @@ use serde_json::json;
 
 use super::harness::Harness;
 
-/// Script that adds a value, and prints the value before and after that. No variable and no command contains the value.
+/// Script that prints a value, adds it to the masked values, and prints it again.
+///
+/// The script contains the value only in base64, so that commands in the log do not show it.
 const ADD: &str = "value=$(echo YWRkZWQtdmFsdWU= | base64 -d); echo \"before $value\"; echo \"::add-mask::$value\"; echo \"then $value\"";
 const AFTER: &str = "echo \"after $(echo YWRkZWQtdmFsdWU= | base64 -d)\"";
 
@@ -38,6 +40,6 @@ async fn added_value_is_masked_from_then_on_in_all_scripts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_value_is_masked_without_proxy_exec() {
     let text = run_job(false).await;
-    // Each of the four `echo` commands prints the value.
+    // The lines with `before`, `::add-mask::`, `then` and `after` all show the value.
     assert_eq!(text.matches("added-value").count(), 4, "{text}");
 }

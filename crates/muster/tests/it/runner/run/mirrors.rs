@@ -76,7 +76,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
         "The git mirror of this machine has the commit: nothing is fetched from the server.",
     ];
     for (id, line) in (1..).zip(lines) {
-        // The second job has the volume of the first one, and the third one has a new volume.
+        // The second job uses the volume of the first one. The third job gets a new volume, because a clone needs no earlier checkout.
         let strategy = if id == 3 { "clone" } else { "fetch" };
         let variables = [("GIT_STRATEGY", strategy), ("FF_TIMESTAMPS", "false")];
         let more = json!({
@@ -87,7 +87,8 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
                 "refspecs": ["+refs/heads/main:refs/remotes/origin/main"]
             }
         });
-        // The job sees a read-only view of the mirror, which is removed with the job.
+        // The job reads the mirror through a read-only view: links to its packs, and a list of its refs. The view is removed at the end of the job.
+        // The image has no git.
         let commands = [
             "cat file",
             "! touch /.muster-git-mirror/x",
@@ -104,7 +105,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);
     let views: Vec<_> = views(&harness.home.path(""));
-    assert!(views.is_empty(), "views of ended jobs are left: {views:?}");
+    assert!(views.is_empty(), "views of ended jobs were not removed: {views:?}");
 }
 
 /// Returns the files that remain in the directories of mirror views.

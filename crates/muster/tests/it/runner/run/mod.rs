@@ -119,8 +119,7 @@ async fn next_job_of_a_project_gets_the_slot_of_the_job_before_it() {
         let job = harness.wait_for_end(0, id).await;
         assert!(
             job.text().contains("ids 0 0\n"),
-            "the job must get slot 0, which has the checkout of job {}: {}",
-            id - 1,
+            "each job must get slot 0, which has the checkout of the jobs before it: {}",
             job.text()
         );
     }
@@ -141,7 +140,7 @@ async fn sigterm_cancels_and_reports_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn third_stop_signal_exits_immediately_with_1() {
+async fn stop_signal_during_an_abort_exits_immediately_with_1() {
     let harness = Harness::start(1).await;
     harness.configure(&harness.entry(0));
     let run = harness.run();
@@ -151,7 +150,7 @@ async fn third_stop_signal_exits_immediately_with_1() {
     run.wait_for_log("Starting graceful shutdown", 1).await;
     run.signal(Signal::QUIT);
     run.wait_for_log("Starting graceful shutdown", 2).await;
-    // The server responds to the report with an error, so that the abort takes time.
+    // The coordinator answers the job's report with an error, so that the abort takes time.
     harness.coordinator(0).fail(Call::UpdateJob, [Fault::FailBefore; 20]);
     run.signal(Signal::INT);
     run.wait_for_log("stop requested by SIGINT", 1).await;
@@ -296,7 +295,7 @@ async fn runtime_problems_are_logged() {
     std::fs::write(harness.home.path(".runner_system_id"), "s_0123456789ab").unwrap();
     harness.configure(&format!("{}[runners.feature_flags]\nFF_TIMESTAMPS = false\n", harness.entry(0)));
     let run = harness.run();
-    // C027 requires a machine with a machine ID.
+    // The manager recognizes the system ID of another machine (C027) only if this machine has a machine ID.
     if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
         run.wait_for_log("the system ID s_0123456789ab was created on another machine", 1).await;
     }
@@ -346,6 +345,7 @@ async fn failed_start_reports_the_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn relative_directories_start_in_the_working_directory() {
     let harness = Harness::start(1).await;
+    // `$PWD` is a directory with this name, because the manager expands no variables here.
     harness.configure(&format!("{}builds_dir = \"./rel/../$PWD/builds\"\ncache_dir = \"rel\"\n", harness.entry(0)));
     let _run = harness.run();
     harness.push(0, 1);
@@ -370,7 +370,7 @@ async fn deleted_state_directory_stops_the_manager() {
     run.wait_for_log("was removed while the manager was running", 1).await;
     assert_eq!(run.wait_for_exit_code().await, 1);
     let untouched = |id| harness.coordinator(0).job(muster_job::JobId(id)).unwrap().assignments == 0;
-    assert!([2, 3].into_iter().any(untouched));
+    assert!([2, 3].into_iter().any(untouched), "the manager must not fail both jobs");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ const SECRET: &str = "token-of-the-vault-4711";
 /// Private key of several lines, which the job gets as a file.
 const KEY: &str = "-----BEGIN KEY-----\nline-one-of-the-key\nline-two-of-the-key\n-----END KEY-----\n";
 
-/// Step of another team that reads a secret store. The step knows the store, and the runner does not.
+/// Step that exports secrets of a store, as another team would write it. Only the step, not the runner, knows the store.
 const VAULT: &str = r#"spec:
   inputs: {store: {type: string}}
   outputs: {lease: {type: string, sensitive: true}}
@@ -79,7 +79,7 @@ async fn run_job(harness: &Harness, id: i64, script: &[&str], fields: Value) -> 
     harness.wait_for_end(0, id).await
 }
 
-/// Returns a step of `before` that exports variables of the store.
+/// Creates the store. Returns a table `[[runners.steps.before]]` whose step exports these variables of the store.
 fn vault(harness: &Harness, exports: &str) -> String {
     let store = harness.home.path("store");
     std::fs::create_dir_all(&store).unwrap();
@@ -106,12 +106,13 @@ async fn secret_of_an_operators_step_reaches_the_script_and_is_masked_everywhere
         "echo DEPLOY_URL=https://of.the.job >>\"$GITLAB_ENV\"",
         "test -z \"$DEPLOY_TOKEN\" || exit 3",
     ];
-    let after = json!([
+    let steps = json!([
         { "name": "script", "script": script },
         { "name": "after_script", "script": ["echo \"after: $DEPLOY_TOKEN at $DEPLOY_URL\""], "when": "always" }
     ]);
-    let job = run_job(&harness, 1, &[], json!({ "steps": after })).await;
+    let job = run_job(&harness, 1, &[], json!({ "steps": steps })).await;
     let text = job.text();
+    // The last command of the script fails, because the token is set.
     assert_eq!(job.status, JobStatus::Failed, "{text}");
     assert_eq!(std::fs::read_to_string(copy).unwrap(), format!("{SECRET}{KEY}"), "the script must get the real values");
     assert!(text.contains("\ntoken [MASKED] at https://deploy.example.com\n"), "{text}");
@@ -128,7 +129,7 @@ async fn secret_of_an_operators_step_reaches_the_script_and_is_masked_everywhere
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_or_short_export_is_a_system_failure_of_the_job() {
+async fn missing_export_is_a_system_failure_of_the_job() {
     let harness = Harness::start(1).await;
     let _manager = {
         harness.configure(&format!("{}{}", harness.entry(0), vault(&harness, "NOT_THERE = \"masked\"")));

@@ -161,7 +161,7 @@ async fn checkout_cache_and_artifacts_are_replaced_by_configuration() {
     let tree = report["result_tree"].to_string();
     assert!(tree.contains("/steps/checkout\"") && !tree.contains("job-secret-1"), "{tree}");
 
-    // The second job gets cache and artifacts only through the steps of the operator.
+    // Delete the files of the first job, so that the second job gets cache and artifacts only through the steps of the operator.
     let clear = Command::new("sh").args(["-c", "rm -rf \"$0\"/builds"]).arg(harness.home.path("")).status().unwrap();
     assert!(clear.success());
     let second = run_job(&harness, 2, &sources, &["cat file vendor/lib out/made packed-by"]).await;
@@ -183,7 +183,7 @@ async fn runner_with_an_unknown_replacement_requests_no_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn step_of_a_job_in_a_container_is_replaced_in_the_container() {
+async fn step_that_replaces_a_builtin_step_runs_in_the_container_of_the_job() {
     let harness = Harness::start(1).await;
     let text = "spec: {inputs: {ref: {type: string}}}\n---\nenv: {REF: '${{ inputs.ref }}'}\n\
                 exec: {command: [sh, -c, 'echo \"$REF on $(hostname)\" >sources']}\n";

@@ -28,7 +28,7 @@ async fn max_builds_limits_the_number_of_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wait_timeout_exits_without_jobs() {
+async fn manager_exits_if_no_further_job_arrives_within_the_wait_timeout() {
     let harness = Harness::start(1).await;
     harness.push(0, 1);
     let run = harness.run_single(&[&harness.flags(0)[..], &["--wait-timeout", "1"]].concat());
@@ -40,7 +40,7 @@ async fn wait_timeout_exits_without_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn flags_override_the_entry_of_a_file() {
+async fn runner_flag_selects_an_entry_of_the_file() {
     let harness = Harness::start(2).await;
     harness.configure(&format!("concurrent = 4\n{}{}", harness.entry(0), harness.entry(1)));
     harness.push(1, 1);

@@ -1,4 +1,4 @@
-//! `artifacts-uploader` and `artifacts-downloader`, with the coordinator's routes and with hostile responses.
+//! `artifacts-uploader` and `artifacts-downloader`, at a coordinator, and at a server with scripted responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ async fn uploaded_archives_download_unchanged_in_every_format() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn gzip_and_raw_are_uploaded_as_they_are() {
+async fn gzip_and_raw_artifacts_are_uploaded_without_an_archive() {
     let ((coordinator, served), home) = (coordinator().await, Home::new());
     project(&home);
     let url = served.url.as_str();
@@ -112,6 +112,8 @@ async fn only_the_first_download_attempt_is_direct() {
 async fn upload_follows_redirects() {
     let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
     project(&home);
+    // A redirect names only the coordinator: its origin, and the part of the path before `/api/v4/`, which is empty here. The rest of the URL is
+    // ignored, and the path of the call is appended.
     from.respond_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
     command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
     let requests = to.take_requests();
@@ -130,7 +132,7 @@ async fn missing_files_or_credentials_send_nothing() {
     uploader(&["--url", &store.url, "--token", "t"]).check(1, &["Missing build ID"]);
     run_in(&home, "project", &["artifacts-downloader", "--id", "-1"]).check(1, &["--url, --token, --id"]);
     uploader(&["--url", "nonsense", "--token", "t", "--id", "1", "--path", "."]).check(1, &["--url nonsense"]);
-    // Environment variables replace flags.
+    // Environment variables can be used in place of the flags.
     let mut by_variables = home.command(&["artifacts-uploader", "--path", "none"]);
     by_variables.env("CI_SERVER_URL", &store.url).env("CI_JOB_TOKEN", "t").env("CI_JOB_ID", "1");
     CommandResult::of(by_variables.output().unwrap()).check(0, &["No files to upload"]);

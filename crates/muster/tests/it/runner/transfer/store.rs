@@ -22,6 +22,7 @@ type ScriptedResponse = (u16, Vec<(&'static str, String)>, &'static str);
 
 #[derive(Default)]
 struct State {
+    /// Content and modification time of each object, by path.
     objects: HashMap<String, (Vec<u8>, String)>,
     responses: VecDeque<ScriptedResponse>,
     requests: Vec<ReceivedRequest>,
@@ -44,7 +45,7 @@ impl Store {
         Self { url, state }
     }
 
-    /// Responds to the following requests with these statuses, one each. These requests have no other effect.
+    /// Responds to the following requests with these statuses, one each. These requests are recorded, but read and store no object.
     pub(crate) fn respond_with_statuses(&self, statuses: &[u16]) {
         let responses = statuses.iter().map(|status| (*status, Vec::new(), ""));
         self.state.lock().unwrap().responses.extend(responses);

@@ -12,7 +12,7 @@ pub(in crate::step_runner) struct Difference {
     pub(in crate::step_runner) in_legacy: bool,
     /// Whether the results differ if Muster uses the current dialect.
     pub(in crate::step_runner) in_current: bool,
-    /// Whether one program succeeds and the other one fails.
+    /// Whether the exit statuses of the two programs differ.
     pub(in crate::step_runner) has_other_exit_status: bool,
     pub(in crate::step_runner) reason: &'static str,
 }

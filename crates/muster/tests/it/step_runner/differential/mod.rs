@@ -1,12 +1,13 @@
 //! Compares Muster's `step-runner ci` with the command `ci` of GitLab's step-runner 0.11.0: exit status, lines of output, and result tree.
 //!
 //! The variable `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program. Without it, the test is skipped. GitLab's program has only the
-//! legacy dialect. Muster runs each list in both dialects, because files that were written for step-runner must also run by default.
+//! legacy dialect (the rules for step files in that version). Muster runs each list in both dialects, because files that were written for
+//! step-runner must also run by default.
 //! [`lists`] has a reason for each difference. Differences that all lists have are removed before the comparison:
 //! - The lines before the first step: Muster prints its own version, and does not warn of images that GitLab no longer supports.
 //! - The command of a script: Muster passes the text on standard input, because other users can read the arguments of a process.
 //! - Paths of temporary files.
-//! - The line before a step in the current dialect.
+//! - The form of the line before each step, which is different in the current dialect.
 
 pub(super) mod lists;
 

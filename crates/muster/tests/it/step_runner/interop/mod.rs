@@ -1,8 +1,9 @@
-//! Interoperability with GitLab's step-runner 0.11.0 over a socket: its client with Muster's servers, and Muster's client with its server.
+//! Interoperability with GitLab's step-runner 0.11.0 over a socket: GitLab's client with Muster's servers, and
+//! Muster's client with GitLab's server.
 //!
-//! `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program, and `MUSTER_TEST_STEP_RUNNER_SOURCE` that of its source. Without them, the tests are
-//! skipped. GitLab's client is a package inside that source, so the test's program (`tests/go-step-runner`) is built there, without changing
-//! the directory.
+//! `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program, and `MUSTER_TEST_STEP_RUNNER_SOURCE` that of its source. A test
+//! is skipped if a variable that it needs is not set. GitLab's client is a package inside that source, so the test's program
+//! (`tests/go-step-runner`) is built there, without changing the directory.
 
 mod our_client;
 mod same_lists;
@@ -97,8 +98,8 @@ struct JobState {
 }
 
 impl TheirClient {
-    /// Starts the client. `connection` is either `socket` with a path, or `program` with the words of a program that connects its standard input and
-    /// output. Returns `None` if GitLab's source is not available.
+    /// Starts the client. `connection` is either `socket` with a path, or `program` with the command line of a program that
+    /// connects its standard input and output to a server. Returns `None` if GitLab's source is not available.
     fn new(project: &Project, connection: Value) -> Option<Self> {
         let mut command = project.program(program()?, &[]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -173,7 +174,7 @@ fn build(source: &Path) -> PathBuf {
     let output = build.output().unwrap_or_else(|error| panic!("failed to run go (Debian: golang-go): {error}"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("step-runner-client");
-    // Another test process may run the program that is replaced.
+    // Another test process may be running the old program, so the file is replaced and not overwritten.
     std::fs::rename(files.path().join("client"), &program).unwrap();
     program
 }

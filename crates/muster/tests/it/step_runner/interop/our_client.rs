@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use super::*;
 
 /// Maximum time without an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens connections to a socket.
 struct Socket(PathBuf);
@@ -57,7 +57,7 @@ impl TheirServer {
             was_sent: &AtomicBool::new(false),
         };
         let accepted = run_until_accepted(&self.socket, || Ok(request.clone()), options);
-        tokio::time::timeout(PATIENCE, accepted).await.expect("the server must answer the request in time")
+        tokio::time::timeout(ANSWER_TIMEOUT, accepted).await.expect("the server must answer the request in time")
     }
 
     /// Runs a list to its end. Returns the log and the result.
@@ -65,9 +65,10 @@ impl TheirServer {
         let accepted = self.run(id, &definition(list)).await.unwrap();
         assert_eq!(accepted, RunOutcome::Accepted { awaits_approval: false });
         let mut log = Vec::new();
-        let result = follow_to_end(&self.socket, id, PATIENCE, MAX_RESULT_BYTES, |data| log.extend_from_slice(data))
-            .await
-            .unwrap();
+        let result =
+            follow_to_end(&self.socket, id, ANSWER_TIMEOUT, MAX_RESULT_BYTES, |data| log.extend_from_slice(data))
+                .await
+                .unwrap();
         (String::from_utf8(log).unwrap(), result)
     }
 }
@@ -88,15 +89,15 @@ async fn our_client_runs_jobs_at_their_server() {
     assert!(result.tree.started_ms > 0);
     // The result is kept until the job is closed.
     assert_eq!(connection.wait("1", MAX_RESULT_BYTES).await.unwrap(), result);
-    client::close(&theirs.socket, "1", PATIENCE).await.unwrap();
+    client::close(&theirs.socket, "1", ANSWER_TIMEOUT).await.unwrap();
     assert!(matches!(connection.wait("1", MAX_RESULT_BYTES).await, Err(AgentError::Unknown)));
-    client::close(&theirs.socket, "1", PATIENCE).await.unwrap();
+    client::close(&theirs.socket, "1", ANSWER_TIMEOUT).await.unwrap();
 
     let (log, result) = theirs.run_to_end("2", "- {name: a, script: 'echo before; exit 7'}").await;
     assert_eq!(log, "Running step \"a\"\nbefore\n");
     let outcome = Outcome::Failed { reason: FailureReason::ScriptFailure, exit_code: Some(7), cause: None };
     assert_eq!((result.outcome, result.message.as_str()), (outcome, "step \"a\": exec: exit status 7"));
-    client::close(&theirs.socket, "2", PATIENCE).await.unwrap();
+    client::close(&theirs.socket, "2", ANSWER_TIMEOUT).await.unwrap();
 }
 
 #[tokio::test]
@@ -104,7 +105,8 @@ async fn our_client_pings_only_servers_that_permit_it() {
     let Some(theirs) = TheirServer::start().await else { return };
     let project = Project::new();
     let ours = Server::start_agent(&project);
-    // The first connection is opened before the client knows the server. GitLab's server closes a connection after a few pings.
+    // Only after the first connection is open, the client knows whether the server is GitLab's, which closes a connection after a few pings. To
+    // such a server, the client opens a second connection without pings.
     for (socket, connections) in [(&theirs.server.socket, 2), (&ours.socket, 1)] {
         let opened = Arc::new(AtomicUsize::new(0));
         let dial = {
@@ -121,7 +123,7 @@ async fn our_client_pings_only_servers_that_permit_it() {
 }
 
 #[tokio::test]
-async fn our_client_waits_for_a_job_without_following_it() {
+async fn our_client_waits_for_a_job_without_reading_its_log_to_the_end() {
     let Some(theirs) = TheirServer::start().await else { return };
     theirs
         .run("1", &definition("- {name: a, script: 'while [ ! -e end ]; do sleep 0.01; done; exit 4'}"))
@@ -130,6 +132,7 @@ async fn our_client_waits_for_a_job_without_following_it() {
     let connection = theirs.socket.reach().await.unwrap();
     let waiting = connection.wait("1", MAX_RESULT_BYTES);
     let mut waiting = std::pin::pin!(waiting);
+    // The start of the log shows that the job runs. After that, nothing reads the log.
     let mut log = connection.follow("1", 0).await.unwrap();
     let first = tokio::select! {
         first = log.message() => first.unwrap().unwrap().data,
@@ -142,7 +145,7 @@ async fn our_client_waits_for_a_job_without_following_it() {
 }
 
 #[tokio::test]
-async fn their_server_rejects_a_request_of_our_client_once() {
+async fn our_client_reports_errors_of_their_server_without_a_retry() {
     let Some(theirs) = TheirServer::start().await else { return };
     for steps in ["nonsense", "{}\n---\nrun: [{name: a}]\n"] {
         let error = theirs.run("1", steps).await.unwrap_err();
@@ -150,12 +153,12 @@ async fn their_server_rejects_a_request_of_our_client_once() {
     }
     let connection = theirs.socket.reach().await.unwrap();
     assert!(matches!(connection.wait("1", MAX_RESULT_BYTES).await, Err(AgentError::Unknown)));
-    let followed = follow_to_end(&theirs.socket, "1", PATIENCE, MAX_RESULT_BYTES, |_| {}).await;
+    let followed = follow_to_end(&theirs.socket, "1", ANSWER_TIMEOUT, MAX_RESULT_BYTES, |_| {}).await;
     assert!(matches!(followed, Err(AgentError::Unknown)), "{followed:?}");
-    // A line over 64 KiB ends the stream of GitLab's server, each time it is followed.
+    // GitLab's server ends each stream of this log with an error, because a line is longer than 64 KiB.
     let long = r#"- {name: a, script: 'head -c 100000 /dev/zero | tr "\\0" x; echo'}"#;
     theirs.run("2", &definition(long)).await.unwrap();
-    let followed = follow_to_end(&theirs.socket, "2", PATIENCE, MAX_RESULT_BYTES, |_| {}).await;
+    let followed = follow_to_end(&theirs.socket, "2", ANSWER_TIMEOUT, MAX_RESULT_BYTES, |_| {}).await;
     assert!(
         matches!(&followed, Err(AgentError::Refused(message)) if message.contains("token too long")),
         "{followed:?}"
@@ -170,7 +173,7 @@ async fn our_client_ends_a_job_at_their_server() {
         let connection = theirs.socket.reach().await.unwrap();
         let mut log = connection.follow(id, 0).await.unwrap();
         assert!(log.message().await.unwrap().is_some());
-        // GitLab's server has no `Cancel`, so the job is closed.
+        // GitLab's server has no `Cancel`, so the client closes the job.
         match cause {
             None => connection.cancel(id).await.unwrap(),
             Some(cause) => connection.stop(id, cause).await.unwrap(),

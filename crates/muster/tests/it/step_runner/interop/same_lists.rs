@@ -7,8 +7,9 @@ use super::*;
 use crate::step_runner::differential::copy_files;
 use crate::step_runner::differential::lists::{CASES, Case};
 
-/// Reason of lists with a path relative to the directory of the server, which has no such file.
-const MESSAGE: &str = "The messages for the missing file have different remedies, or the text of the operating system.";
+/// Reason for lists with a path relative to the directory of the server, which has no such file.
+const MESSAGE: &str =
+    "The messages about the missing file differ: in the remedy, or in the text of the operating system.";
 /// Lists whose results differ only over a socket, with the reason.
 const ONLY_OVER_A_SOCKET: [(&str, &str); 3] = [
     (
@@ -28,17 +29,19 @@ async fn their_client_gets_the_same_results_from_both_servers() {
     let (our_project, their_project) = (Project::new(), Project::new());
     let ours = Server::start_agent(&our_project);
     let theirs = Server::start_theirs(&their_project, &theirs).await;
-    let Some(mut our_results) = TheirClient::new(&our_project, json!({ "socket": ours.socket })) else { return };
-    let Some(mut their_results) = TheirClient::new(&their_project, json!({ "socket": theirs.socket })) else { return };
+    let Some(mut client_of_ours) = TheirClient::new(&our_project, json!({ "socket": ours.socket })) else { return };
+    let Some(mut client_of_theirs) = TheirClient::new(&their_project, json!({ "socket": theirs.socket })) else {
+        return;
+    };
     let mut problems = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
         let id = number.to_string();
-        let ours = run(&mut our_results, &our_project, &id, case);
-        let theirs = run(&mut their_results, &their_project, &id, case);
+        let ours = run(&mut client_of_ours, &our_project, &id, case);
+        let theirs = run(&mut client_of_theirs, &their_project, &id, case);
         let reason = ONLY_OVER_A_SOCKET.iter().find(|(steps, _)| *steps == case.steps).map(|(_, reason)| reason);
-        let differs_in_files = case.differences.iter().any(|difference| difference.in_legacy);
+        let is_listed = case.differences.iter().any(|difference| difference.in_legacy);
         let problem = match reason {
-            None if ours != theirs && !differs_in_files => "no difference is listed",
+            None if ours != theirs && !is_listed => "no difference is listed",
             Some(_) if ours == theirs => "remove the reason",
             _ => continue,
         };
@@ -51,7 +54,7 @@ async fn their_client_gets_the_same_results_from_both_servers() {
     println!("GitLab's client ran {} lists at both servers; all differences are listed", CASES.len());
 }
 
-/// Runs a list in an empty project. Returns the log, the job's state with its message, and whether the call succeeded.
+/// Runs a list in a fresh copy of the project's files. Returns the log, the job's state with its message, and whether the call succeeded.
 fn run(client: &mut TheirClient, project: &Project, id: &str, case: &Case) -> (String, Option<(String, String)>, bool) {
     std::fs::remove_dir_all(project.work()).unwrap();
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/step_runner/differential/project");

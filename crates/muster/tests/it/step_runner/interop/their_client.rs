@@ -20,7 +20,7 @@ fn check_jobs(client: &mut TheirClient, project: &Project) {
         definition("- {name: a, script: 'echo before; echo error >&2; exit 3'}\n- {name: b, script: echo never}");
     let answer = client.ok("run_and_follow", "2", json!({ "steps": steps }));
     assert_eq!(answer.log, "Running step name=a\nbefore\nerror\n");
-    // From this end of the message, gitlab-runner reads the exit code.
+    // gitlab-runner reads the exit code from the end of this message.
     assert_eq!(answer.end("2"), ("failure", "step \"a\": exec: exit status 3"));
 
     // The client closes each job at its end.
@@ -82,7 +82,7 @@ fn their_client_gets_the_rest_of_a_log_over_another_connection() {
     let project = Project::new();
     let server = Server::start_agent(&project);
     let Some(mut client) = TheirClient::new(&project, json!({ "socket": server.socket })) else { return };
-    // GitLab's server loses blank lines and carriage returns, and its stream ends at a line over 64 KiB.
+    // GitLab's server would lose blank lines and carriage returns, and would end the stream at a line over 64 KiB.
     let script = r#"printf "one\n\n\rtwo\n"; head -c 100000 /dev/zero | tr "\\0" x; printf "\nlast"; touch written; while [ ! -e end ]; do sleep 0.01; done; printf end"#;
     client.ok("run", "1", json!({ "steps": definition(&format!("- {{name: a, script: {script:?}}}")) }));
     // A repeated request is ignored, even with other steps.
@@ -114,7 +114,7 @@ fn their_client_ends_a_job_with_its_processes() {
     // GitLab's server would leave the inner process behind.
     let script = "sh -c 'echo $$ >pid; echo started; exec sleep 1000'; echo never";
     let steps = definition(&format!("- {{name: a, script: {script:?}}}"));
-    // The client closes the job at the end of its context.
+    // The client closes the job when the context of the call is canceled.
     let answer = client.call("run_and_follow", "1", json!({ "steps": steps, "cancel_at": "started" }));
     assert_eq!(answer.error, "following job \"1\": context canceled");
     assert_eq!(answer.log, "Running step name=a\nstarted\n");
@@ -132,7 +132,7 @@ fn their_client_gets_errors_of_our_server() {
     for call in ["status", "follow"] {
         let answer = client.call(call, "missing", json!({}));
         assert!(answer.error.ends_with("no job with id \"missing\""), "{answer:?}");
-        // GitLab's server answers each error with the code `Unknown`.
+        // GitLab's server would answer with the code `Unknown`, as for each error.
         assert_eq!(answer.code, "NotFound");
     }
     client.ok("close", "missing", json!({}));
