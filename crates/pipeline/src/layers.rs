@@ -1,5 +1,5 @@
-//! Precedence of CI/CD variables (docs/spec/pipeline-yaml.md, section 4.1), for rules (docs/spec/pipeline-yaml.md,
-//! section 3.2) and for the coordinator's payloads.
+//! Precedence of CI/CD variables (docs/spec/pipeline-yaml.md, section 4.1), for rules (section 3.2) and for the
+//! coordinator's payloads.
 
 use std::collections::HashMap;
 
@@ -65,7 +65,7 @@ pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
     predefined.iter().cloned().partition(|variable| variable.key.starts_with(USER_PREFIX))
 }
 
-/// Returns the instance, group and project variables that are visible to a job.
+/// Returns the instance, group and project variables that are visible in an environment.
 ///
 /// Protected variables need a protected ref. Variables with an environment scope other than `*` need a matching environment. If
 /// several variables have the same name, the variable with the most specific scope wins. Among equal scopes, the last

@@ -1,6 +1,6 @@
 //! Regular expressions of `.gitlab-ci.yml`: RE2 syntax, optionally between slashes with flags.
 //!
-//! The `regex` crate also takes linear time and has neither look-around nor back-references, but it differs from RE2 in
+//! Like RE2, the `regex` crate takes linear time and has neither look-around nor back-references, but it differs from RE2 in
 //! some details. In RE2, a lone brace and a bracket inside a class are literal text. `\d`, `\w`, `\s` and `\b` are
 //! ASCII-only. `\Q...\E` quotes text. Patterns are rewritten so that they mean the same as in RE2.
 //!

@@ -84,7 +84,7 @@ pub struct Job {
     /// Jobs that must finish before this one starts. `None` means that the job waits for all earlier stages. An empty
     /// list means that it starts immediately.
     pub needs: Option<Vec<Need>>,
-    /// `dependencies` as full job names. `None` selects the default set of jobs.
+    /// `dependencies` as full names, without excluded jobs. `None` selects the default set of jobs.
     pub dependencies: Option<Vec<String>>,
     /// Variables, lowest precedence first: inherited global variables, then those of `workflow:rules`, of the job, of the
     /// matrix and of the rule. Each name occurs once, with the value that wins.
