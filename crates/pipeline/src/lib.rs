@@ -5,7 +5,7 @@
 //!                (positions)  (inputs, include,   (keywords,      (matrix, needs;
 //!                              extends, !reference) default)       workflow, rules)
 //! ```
-//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). Besides the root file, all input is in
+//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). Besides the text to compile, all input is in
 //! a [`context::Context`] (the event and its variables), or comes through the [`context::Sources`] port (files and
 //! comparisons of commits). The crate uses neither the clock nor random numbers.
 //!

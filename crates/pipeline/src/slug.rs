@@ -2,16 +2,16 @@
 
 use sha2::{Digest, Sha256};
 
-/// Maximum length of the slug of a ref, path or job in bytes.
+/// Maximum length in bytes of the slug of a ref, path or job.
 const MAX_SLUG: usize = 63;
 
-/// Maximum length of the slug of an environment in bytes.
+/// Maximum length in bytes of the slug of an environment.
 const MAX_ENVIRONMENT_SLUG: usize = 24;
 
 /// Length in bytes to which the name of an environment is truncated before a suffix is added.
 const ENVIRONMENT_STEM: usize = 17;
 
-/// Length of the suffix that distinguishes converted names.
+/// Length in bytes of the suffix that distinguishes converted names.
 const SUFFIX_LENGTH: usize = 6;
 
 /// Returns the slug of a ref, path or job name, for `CI_COMMIT_REF_SLUG` and similar variables.

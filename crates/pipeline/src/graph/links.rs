@@ -76,7 +76,7 @@ struct Linker<'a> {
 }
 
 impl Linker<'_> {
-    /// Returns the links of each instance of the job, in order.
+    /// Returns the links of each instance of the job, in the order of the instances.
     fn links_of_job(&self, problems: &mut Problems) -> Vec<Links> {
         let rules = self.job.rules.as_deref().unwrap_or_default();
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());

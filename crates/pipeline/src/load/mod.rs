@@ -36,7 +36,7 @@ use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
 pub use children::{children, generated_children};
 
-/// Number of errors after which unknown names get no suggestions, because each suggestion compares all known names.
+/// Number of diagnostics after which unknown names get no suggestions, because each suggestion compares all known names.
 const MAX_SUGGESTIONS: usize = 20;
 
 /// A merged configuration with its sources and diagnostics.
