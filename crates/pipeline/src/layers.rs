@@ -1,5 +1,5 @@
-//! Precedence of CI/CD variables (docs/spec/pipeline-yaml.md, section 4.1), for rules (docs/spec/pipeline-yaml.md,
-//! section 3.2) and for the coordinator's payloads.
+//! Precedence of CI/CD variables (docs/spec/pipeline-yaml.md, section 4.1), for rules (section 3.2) and for the
+//! coordinator's payloads.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ pub struct JobFacts<'a> {
     pub group_name: &'a str,
     /// Name of the stage.
     pub stage: &'a str,
-    /// Index of this instance of a parallel job, starting at 1, and the number of instances.
+    /// Index of this instance of a parallel job, starting at 1, and the number of instances. `None` for an ordinary job.
     pub node: Option<(u32, u32)>,
 }
 
@@ -44,7 +44,7 @@ pub fn job_predefined(job: JobFacts<'_>) -> Vec<Variable> {
 /// Returns the variables that the rules of a job can use (docs/spec/pipeline-yaml.md, section 3.2), with unexpanded
 /// values.
 ///
-/// `job` is `None` for `workflow:rules`. `yaml` contains the global and job variables, lowest precedence first.
+/// `job` is `None` for `workflow:rules`. `yaml` contains the global variables and, for a job, its own variables, lowest precedence first.
 /// `environment` is the name of the job's environment, with its variables expanded.
 #[must_use]
 pub fn rule_variables(
@@ -65,9 +65,9 @@ pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
     predefined.iter().cloned().partition(|variable| variable.key.starts_with(USER_PREFIX))
 }
 
-/// Returns the instance, group and project variables that are visible to a job.
+/// Returns the instance, group and project variables that are visible in an environment.
 ///
-/// Protected variables need a protected ref, and variables with an environment scope need a matching environment. If
+/// Protected variables need a protected ref. Variables with an environment scope other than `*` need a matching environment. If
 /// several variables have the same name, the variable with the most specific scope wins. Among equal scopes, the last
 /// variable wins.
 #[must_use]
@@ -108,7 +108,7 @@ type Specificity = (u8, usize);
 
 /// Returns how closely a scope matches an environment, or `None` if the scope does not match.
 ///
-/// A job without an environment matches only the scope `*`.
+/// An empty scope counts as `*`, the only scope that matches a job without an environment.
 fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
     match environment {
         _ if scope == "*" || scope.is_empty() => Some((0, 0)),
@@ -144,14 +144,14 @@ mod tests {
     fn most_specific_scope_wins() {
         let all = [
             scoped("K", "exact", "review/x", false),
-            scoped("K", "longer", "review/*", false),
-            scoped("K", "short", "*/x", false),
+            scoped("K", "prefix", "review/*", false),
+            scoped("K", "suffix", "*/x", false),
             scoped("K", "any", "*", false),
         ];
         let k = |environment| value(&project_variables(&all, false, environment), "K").map(str::to_owned);
         assert_eq!(k(Some("review/x")).as_deref(), Some("exact"));
-        assert_eq!(k(Some("review/y")).as_deref(), Some("longer"));
-        assert_eq!(k(Some("b/x")).as_deref(), Some("short"));
+        assert_eq!(k(Some("review/y")).as_deref(), Some("prefix"));
+        assert_eq!(k(Some("b/x")).as_deref(), Some("suffix"));
         assert_eq!(k(None).as_deref(), Some("any"));
     }
 

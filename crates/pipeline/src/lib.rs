@@ -5,11 +5,12 @@
 //!                (positions)  (inputs, include,   (keywords,      (matrix, needs;
 //!                              extends, !reference) default)       workflow, rules)
 //! ```
-//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). All functions are pure: files, changed paths and
-//! remote content come through the [`context::Sources`] port. The crate uses neither the clock nor random numbers.
+//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). Besides the text to compile, all input is in
+//! a [`context::Context`] (the event and its variables), or comes through the [`context::Sources`] port (files and
+//! comparisons of commits). The crate uses neither the clock nor random numbers.
 //!
-//! Invariants: no input makes this crate panic or run without bound. All errors of a configuration are reported at
-//! once, each with file, line and column.
+//! Invariants: no input makes this crate panic or run without bound. As many errors of a configuration as possible are
+//! reported at once, with file, line and column.
 
 mod compile;
 mod conditions;

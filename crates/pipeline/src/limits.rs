@@ -4,7 +4,7 @@
 /// Limits of one compilation.
 ///
 /// In [`Limits::default`], the limits on file size, depth and includes are GitLab's, and the limits on the number of values are Muster's
-/// own. Tests use smaller limits.
+/// own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum size of a file in bytes.
@@ -13,7 +13,8 @@ pub struct Limits {
     pub depth: usize,
     /// Maximum number of values in a file, after aliases and merge keys have been expanded.
     pub file_nodes: usize,
-    /// Maximum number of values in the merged configuration, after `extends` and `!reference` have been expanded.
+    /// Maximum number of values that loading may read, copy or visit, including the values that `extends` and
+    /// `!reference` expand to.
     pub merged_nodes: usize,
     /// Maximum number of included files, including nested and repeated ones.
     pub includes: usize,
@@ -39,8 +40,8 @@ pub const MAX_INTERPOLATED_TEXT_BYTES: usize = 1024 * 1024;
 pub const MAX_INPUT_OPTIONS: usize = 50;
 /// Maximum size in bytes of all jobs of a pipeline, counting defaults and global variables for each instance.
 pub const MAX_JOBS_BYTES: usize = 256 * 1024 * 1024;
-/// Maximum compiled size in bytes of all regular expressions of a configuration. Each of them counts as at least
-/// 16 KiB.
+/// Maximum compiled size in bytes of all regular expressions of a configuration. The size of an expression is the sum of
+/// the size limits with which its compilation was tried, so it is at least 16 KiB.
 pub const MAX_PATTERNS_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum number of inputs whose rules refer to each other in a chain.
 pub const MAX_INPUT_RULES_CHAIN: usize = 50;

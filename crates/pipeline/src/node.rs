@@ -79,7 +79,9 @@ impl Map {
         self.entries.get(key)
     }
 
-    /// Adds or replaces an entry. A replaced entry keeps its position in the order.
+    /// Adds or replaces an entry. A new entry comes last, and a replacement takes the position of the replaced entry.
+    ///
+    /// Returns the replaced entry.
     pub fn insert(&mut self, key: impl Into<Arc<str>>, key_span: Span, node: Node) -> Option<Entry> {
         self.entries.insert(key.into(), Entry { key_span, node })
     }
@@ -152,8 +154,8 @@ impl Node {
         matches!(self.value, Value::Null)
     }
 
-    /// Returns the text of a scalar, as GitLab converts numbers and booleans to values of variables. `None` for null,
-    /// lists, maps and references.
+    /// Returns the text to which GitLab converts a scalar that is the value of a variable. Returns `None` for null, lists,
+    /// maps and references.
     #[must_use]
     pub fn scalar_text(&self) -> Option<String> {
         match &self.value {

@@ -1,7 +1,8 @@
 //! Cache of the regular expressions of one compilation, with a budget for their total size.
 //!
 //! A pattern of a few bytes can compile to megabytes (`(\w{100}){100}`). The budget therefore counts the compiled size,
-//! which is found by trying increasing limits. The compiled size is also a good measure of the compile time.
+//! which is found by trying increasing limits. Each tried limit counts. The compiled size is also a good measure of the compile
+//! time.
 
 use std::collections::HashMap;
 

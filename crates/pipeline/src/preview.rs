@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use crate::node::{Node, Value};
 
 /// Returns the tree as YAML text. Parsing the text yields the same tree.
+///
+/// Exceptions are the floating-point values infinity and NaN, and values of at least 1e16.
 #[must_use]
 pub fn preview(node: &Node) -> String {
     let mut out = String::new();

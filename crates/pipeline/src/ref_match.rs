@@ -44,7 +44,7 @@ impl RefPattern {
     /// Parses an entry. An `@` separates the ref from the project. Inside a regular expression, `@` must be written as `\x40`.
     ///
     /// # Errors
-    /// Returns [`RegexpError`] if `/.../` is not valid in RE2.
+    /// Returns [`RegexpError`] if a regular expression is not valid in RE2, or too large.
     pub fn parse(text: &str) -> Result<Self, RegexpError> {
         Self::parse_within(text, &mut Patterns::default())
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_pattern() {
+    fn rejects_invalid_pattern_but_accepts_name_with_slash() {
         assert!(RefPattern::parse("/(/").is_err());
         assert!(RefPattern::parse("/(?=x)/").is_err());
         assert!(matches!(RefPattern::parse("feature/x").map(|pattern| pattern.test), Ok(RefTest::Name(_))));

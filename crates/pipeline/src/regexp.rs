@@ -1,6 +1,6 @@
 //! Regular expressions of `.gitlab-ci.yml`: RE2 syntax, optionally between slashes with flags.
 //!
-//! The `regex` crate also takes linear time and has neither look-around nor back-references, but it differs from RE2 in
+//! Like RE2, the `regex` crate takes linear time and has neither look-around nor back-references, but it differs from RE2 in
 //! some details. In RE2, a lone brace and a bracket inside a class are literal text. `\d`, `\w`, `\s` and `\b` are
 //! ASCII-only. `\Q...\E` quotes text. Patterns are rewritten so that they mean the same as in RE2.
 //!
@@ -46,7 +46,7 @@ pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpErr
     })
 }
 
-/// Same as [`compile_with_flags`], with a limit on the compiled size. Returns `None` if the pattern exceeds it.
+/// Same as [`compile_with_flags`], with a limit on the compiled size. Returns `None` if the pattern exceeds the limit.
 pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option<Result<Regex, RegexpError>> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return Some(Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None }));
@@ -71,9 +71,9 @@ pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option
     }
 }
 
-/// Splits `/pattern/flags` into pattern and flags. `None` if the text does not have this form.
+/// Splits `/pattern/flags` into pattern and flags. Returns `None` if the text does not have this form.
 ///
-/// The pattern may be empty and may contain slashes. Values of variables are interpreted this way.
+/// The pattern may be empty and may contain slashes.
 #[must_use]
 pub fn split_literal(text: &str) -> Option<(&str, &str)> {
     let inner = text.strip_prefix('/')?;
@@ -102,7 +102,7 @@ fn explain(error: &regex::Error) -> RegexpError {
     RegexpError { reason, help }
 }
 
-/// Escapes characters that are literal text in RE2 but have a meaning in the `regex` crate.
+/// Rewrites a pattern so that it means the same in the `regex` crate as in RE2.
 fn adapt(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_that_are_literal_in_re2_match_literally() {
+    fn patterns_mean_the_same_as_in_re2() {
         for (pattern, text) in [
             ("^a{$", "a{"),
             ("^{x}$", "{x}"),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_look_around_and_oversized_patterns_with_reason() {
+    fn rejects_unsupported_and_oversized_patterns() {
         let error = compile("(?=x)").unwrap_err();
         assert!(error.reason.contains("look-around"), "{error}");
         assert!(error.help.is_some());

@@ -1,6 +1,7 @@
 //! Renders diagnostics as text: file, line and column, the source line with the error underlined, and how to fix it.
 //!
-//! Control characters from the configuration are removed, so that a file cannot send escape sequences to the terminal.
+//! Control characters from the configuration are replaced with visible characters, so that a file cannot send escape
+//! sequences to the terminal.
 
 use annotate_snippets::{
     Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet, normalize_untrusted_str as clean,

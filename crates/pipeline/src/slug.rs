@@ -2,16 +2,16 @@
 
 use sha2::{Digest, Sha256};
 
-/// Maximum length of the slug of a ref, path or job in bytes.
+/// Maximum length in bytes of the slug of a ref, path or job.
 const MAX_SLUG: usize = 63;
 
-/// Maximum length of the slug of an environment in bytes.
+/// Maximum length in bytes of the slug of an environment.
 const MAX_ENVIRONMENT_SLUG: usize = 24;
 
 /// Length in bytes to which the name of an environment is truncated before a suffix is added.
 const ENVIRONMENT_STEM: usize = 17;
 
-/// Length of the suffix that distinguishes converted names.
+/// Length in bytes of the suffix that distinguishes converted names.
 const SUFFIX_LENGTH: usize = 6;
 
 /// Returns the slug of a ref, path or job name, for `CI_COMMIT_REF_SLUG` and similar variables.
@@ -27,7 +27,8 @@ pub fn slug(text: &str) -> String {
 
 /// Returns `CI_ENVIRONMENT_SLUG`: at most 24 bytes, starting with a letter.
 ///
-/// A name that had to be converted gets a suffix derived from it, so that the slugs of different names differ.
+/// A name that had to be converted or truncated gets a suffix derived from it, so that its slug differs from the slugs of
+/// similar names. If the only problem is a `-` at the end, the `-` is removed and there is no suffix.
 #[must_use]
 pub fn environment_slug(name: &str) -> String {
     let mut slug = plain(name);
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_slug_has_suffix_only_if_converted() {
+    fn environment_slug_has_suffix_only_if_converted_or_truncated() {
         for name in ["production", "staging-1234567890123456", "review-1"] {
             assert_eq!(environment_slug(name), name);
         }

@@ -20,7 +20,7 @@ pub(crate) struct SubSpan {
 impl SubSpan {
     /// Returns the span of the part, where `whole` is the span of the scalar.
     ///
-    /// `None` if the file does not contain the value literally: in a block or multi-line scalar, after interpolation, or
+    /// Returns `None` if the file does not contain the value literally: in a block or multi-line scalar, after interpolation, or
     /// with escapes of other characters than quotes, `\` and `/`.
     pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {
         let source = sources.get(whole.source)?;
@@ -31,7 +31,9 @@ impl SubSpan {
     }
 }
 
-/// Returns the offset in `written`, a plain or quoted scalar on one line, of the byte `at` of its value `text`.
+/// Returns the offset in `written` that corresponds to the offset `at` in `text`, which is the value of this scalar.
+///
+/// Returns `None` if `written` is not a plain or quoted scalar on one line, or does not contain the value literally.
 fn written_offset(written: &str, text: &str, at: usize) -> Option<usize> {
     if written.contains('\n') || !text.is_char_boundary(at) {
         return None;

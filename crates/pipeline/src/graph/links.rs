@@ -1,4 +1,7 @@
 //! Resolves the names in `needs`, `dependencies` and `trigger:include:job` (docs/spec/pipeline-yaml.md, section 1.4).
+//!
+//! An instance is an ordinary job, or one of the jobs that a parallel job expands to. A link points from an instance to an
+//! instance that it needs.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -73,7 +76,7 @@ struct Linker<'a> {
 }
 
 impl Linker<'_> {
-    /// Returns the links of each instance of the job, in order.
+    /// Returns the links of each instance of the job, in the order of the instances.
     fn links_of_job(&self, problems: &mut Problems) -> Vec<Links> {
         let rules = self.job.rules.as_deref().unwrap_or_default();
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
@@ -123,7 +126,7 @@ impl Linker<'_> {
         links.into()
     }
 
-    /// Returns the instances that an entry of `needs` refers to.
+    /// Returns the instances that an entry of `needs` refers to. Reports errors in the entry.
     fn need(
         &self,
         entry: &NeedEntry,
@@ -226,7 +229,7 @@ impl Linker<'_> {
         Some(all.into())
     }
 
-    /// Checks the jobs of `trigger:include:job`.
+    /// Reports invalid names in `trigger:include:job`.
     fn check_producers(&self, problems: &mut Problems) {
         if let WorkEntry::Bridge(bridge) = &self.job.work {
             for producer in &bridge.producers {
@@ -253,8 +256,9 @@ impl Linker<'_> {
         Some(range)
     }
 
-    /// Returns true if the needed job is in the same stage as this job or an earlier one. A stage that does not exist was
-    /// reported already, so it counts as early enough.
+    /// Returns true if the job with the instances `range` is in the same stage as this job or in an earlier one.
+    ///
+    /// If one of the two stages does not exist, returns true, because an error has already been reported.
     fn is_early_enough(&self, range: &Range<usize>) -> bool {
         let stage = |index: usize| {
             let instance = self.instances.get(index)?;
@@ -292,7 +296,7 @@ fn uses_matrix(needs: &Needs) -> bool {
     needs.entries.iter().any(|entry| matches!(&entry.target, NeedTarget::Job { matrix: Some(_), .. }))
 }
 
-/// Returns the matrix with each `$[[ matrix.X ]]` replaced by the value of `X` in `cell`, the cell of the dependent job.
+/// Returns the matrix with each `$[[ matrix.X ]]` replaced by the value of `X` in `cell`, the cell of the job that has the need.
 fn replace_matrix_blocks(matrix: &[MatrixEntry], cell: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
     let value = |value: &String| replace_blocks(value, cell);
     let list = |(name, values): &(String, Vec<String>)| {

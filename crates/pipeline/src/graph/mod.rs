@@ -1,7 +1,8 @@
 //! The graph of all jobs before rules are evaluated. Expands parallel jobs, resolves names, and reports invalid
 //! dependencies (docs/spec/pipeline-yaml.md, sections 1.4, 1.7 and 2.1, items 8 and 9).
 //!
-//! The time is linear, or n log n, in the number of instances and links. Both numbers are limited.
+//! An instance is an ordinary job, or one of the jobs that a parallel job expands to. A link points from an instance to an
+//! instance that it needs. The time is linear, or n log n, in the number of instances and links. Both numbers are limited.
 
 mod cycles;
 mod environments;
@@ -20,9 +21,9 @@ use crate::node::Span;
 
 pub(crate) use cycles::{cycle_error, find as find_cycle};
 
-/// Maximum number of jobs of a pipeline, including instances of parallel jobs.
+/// Maximum number of instances in a pipeline.
 const MAX_JOBS: usize = 50_000;
-/// Maximum number of links between jobs in a pipeline.
+/// Maximum number of resolved `needs` (of jobs and of rules) and `dependencies` in a pipeline.
 const MAX_LINKS: usize = 1_000_000;
 
 /// All instances in creation order, with their links.
@@ -36,19 +37,20 @@ pub(crate) struct Graph {
 pub(crate) struct ExpandedJob {
     /// Index in [`Config::jobs`].
     pub(crate) job: usize,
-    /// Index in [`Config::stages`].
+    /// Index in [`Config::stages`]. 0 if the stage of the job does not exist.
     pub(crate) stage: usize,
     /// Full name.
     pub(crate) name: String,
-    /// Values of the matrix cell.
+    /// Identifiers and values of the matrix cell. Empty for a job without `parallel:matrix`.
     pub(crate) cell: Cell,
-    /// Index among the instances of a parallel job, starting at 1, and the number of these instances.
+    /// Index among the instances of a parallel job, starting at 1, and the number of these instances. `None` for an
+    /// ordinary job.
     pub(crate) node: Option<(u32, u32)>,
     /// `needs` of the job. `None` if the job does not set the key.
     pub(crate) needs: Option<Arc<[Link]>>,
-    /// `needs` of each rule of the job.
+    /// `needs` of each rule of the job. `None` for a rule without `needs`.
     pub(crate) rule_needs: Vec<Option<Arc<[Link]>>>,
-    /// `dependencies` of the job.
+    /// `dependencies` as indexes in [`Graph::instances`]. `None` if the job does not set the key.
     pub(crate) dependencies: Option<Arc<[usize]>>,
 }
 
@@ -83,7 +85,7 @@ impl Names<'_> {
     }
 }
 
-/// Builds the graph and reports all errors in it.
+/// Builds the graph and reports errors in it. After too many jobs, links or errors, the graph is empty or incomplete.
 pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     let Some(mut instances) = parallel_jobs::expand_all(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);

@@ -1,4 +1,5 @@
-//! Expands each parallel job into its jobs, which GitLab calls instances (docs/spec/pipeline-yaml.md, section 1.7).
+//! Expands each parallel job into its jobs (docs/spec/pipeline-yaml.md, section 1.7). They, and each ordinary job, are
+//! called instances.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,7 @@ const MAX_STAGES_LISTED: usize = 50;
 
 /// Returns all instances, ordered by stage, then as written.
 ///
-/// Returns `None` if there are too many instances, or if their total size is too large.
+/// Reports an error and returns `None` if there are too many instances, or if their total size is too large.
 pub(crate) fn expand_all(config: &Config, problems: &mut Problems) -> Option<Vec<ExpandedJob>> {
     let stages: HashMap<&str, usize> =
         config.stages.iter().enumerate().map(|(index, name)| (name.as_str(), index)).collect();

@@ -16,8 +16,9 @@ use crate::node::{Map, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// Returns the body of a file with its blocks replaced. Reports errors, and returns `None` if the header or the inputs
-    /// have any.
+    /// Returns the body of a file with its blocks replaced. Reports errors.
+    ///
+    /// Returns `None` if the header or the inputs have errors, or if an input makes the body too deep.
     pub(super) fn interpolated(&mut self, file: &File, given: &[GivenInput], at: Option<Span>) -> Option<Arc<Map>> {
         let mut problems = Vec::new();
         let mut header = Header::default();
@@ -85,8 +86,8 @@ impl Loader<'_> {
         all
     }
 
-    /// Reports the first block in a file without a header. `$[[ component.… ]]` is an error. `$[[ inputs.… ]]` causes a
-    /// warning: GitLab leaves the block as it is, but the author probably expects a value.
+    /// Reports the first `component` or `inputs` block in a file without a header. `$[[ component.… ]]` is an error.
+    /// `$[[ inputs.… ]]` causes a warning: GitLab leaves the block as it is, but the author probably expects a value.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();

@@ -1,10 +1,10 @@
-//! Finds the child pipelines that a merged configuration starts.
+//! Finds the child pipelines that the bridges (trigger jobs) of a merged configuration start.
 
 use crate::config::parsing::json;
 use crate::context::ChildSource;
 use crate::node::{Node, Value};
 
-/// Returns the includes of each bridge of a merged configuration, except files from artifacts.
+/// Returns the `trigger:include` entries of each bridge, except files from artifacts. Omits bridges without such entries.
 #[must_use]
 pub fn children(root: &Node) -> Vec<Vec<ChildSource>> {
     let jobs = root.as_map().into_iter().flat_map(|map| map.iter());

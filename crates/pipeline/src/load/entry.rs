@@ -17,7 +17,7 @@ pub(super) struct Entry {
     pub(super) location: Location,
     /// Position of the entry.
     pub(super) span: Span,
-    /// `inputs`
+    /// `inputs`, and the position of this key.
     pub(super) inputs: Option<(Arc<Map>, Span)>,
     /// `rules`
     pub(super) rules: Option<Node>,

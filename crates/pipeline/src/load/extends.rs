@@ -1,7 +1,6 @@
-//! `extends` (docs/spec/pipeline-yaml.md, section 2.4): merges each job over its parents, after the parents have been
-//! merged.
+//! `extends` (docs/spec/pipeline-yaml.md, section 2.4): merges each job over its parents.
 //!
-//! Processes each key after all its parents, without recursion.
+//! A job or hidden key is merged after all its parents, without recursion.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,7 +22,7 @@ struct Child {
     levels: usize,
 }
 
-/// Merges every `extends`. Returns the tree, and the parents of each key.
+/// Merges every `extends`. Returns the tree, and the parents of each key, except of keys that depend on a cycle.
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,

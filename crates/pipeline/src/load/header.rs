@@ -37,7 +37,7 @@ pub(super) struct Declaration {
     /// Position of the name.
     pub(super) span: Span,
     pub(super) kind: Kind,
-    /// Default value. `None` if a value is required.
+    /// Default value. `None` means that a value is required, unless a rule has a default.
     pub(super) default: Option<Node>,
     pub(super) options: Option<Vec<Node>>,
     pub(super) regex: Option<Regex>,
@@ -56,7 +56,7 @@ pub(super) enum Kind {
 /// An entry of `spec:inputs:<name>:rules`.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// Condition of the rule. `None` if it always applies.
+    /// Condition of the rule. `None` means that the rule always applies.
     pub(super) condition: Option<Expression>,
     pub(super) span: Span,
     pub(super) options: Option<Vec<Node>>,
@@ -72,7 +72,7 @@ impl Kind {
     }
 
     /// Converts a scalar to this type if GitLab does so: numbers and booleans to text, `"true"` and `"false"` to
-    /// booleans.
+    /// booleans. Returns any other value unchanged.
     pub(super) fn convert(self, node: Node) -> Node {
         let value = match (self, &node.value) {
             (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {
@@ -345,7 +345,7 @@ fn report_unknown_keys(map: &Map, known: &[&str], path: &str, diagnostics: &mut 
     }
 }
 
-/// Returns a list as JSON. `None` if it is too long.
+/// Returns a list as JSON. Returns `None` if the JSON is too long.
 fn list_as_json(node: &Node) -> Option<String> {
     let mut text = String::new();
     push_json(&mut text, &node.value);
@@ -353,6 +353,8 @@ fn list_as_json(node: &Node) -> Option<String> {
 }
 
 /// Returns true if an option is equal to the value. Numbers are compared by value: `1.0` equals `1`.
+///
+/// Strings, lists and numbers can be equal. Values of other types never are.
 fn values_equal(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {

@@ -18,13 +18,13 @@ use crate::suggest::{did_you_mean, listed};
 /// Maximum number of unknown inputs that get a suggestion.
 const MAX_SUGGESTIONS: usize = 20;
 
-/// A value that an include entry or the run request gives for an input.
+/// A value that is given for an input: by an include entry, the run request, or `trigger:include:inputs`.
 #[derive(Debug, Clone)]
 pub(super) struct GivenInput {
     pub(super) name: String,
-    /// Position of the name. `None` for inputs of the run request.
+    /// Position of the name. `None` if the input is given as a [`GivenValue::Input`].
     pub(super) named_at: Option<Span>,
-    /// Position of the value. `None` for inputs of the run request.
+    /// Position of the value. `None` if the input is given as a [`GivenValue::Input`].
     pub(super) span: Option<Span>,
     pub(super) value: GivenValue,
 }
@@ -34,7 +34,7 @@ pub(super) struct GivenInput {
 pub(super) enum GivenValue {
     /// From `inputs` of an include entry.
     Node(Node),
-    /// From the run request, or from JSON.
+    /// From the run request, or from `trigger:include:inputs` of a file in artifacts.
     Input(InputValue),
 }
 
@@ -225,7 +225,7 @@ fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     }
 }
 
-/// Parses text from the command line or a form as the declared type. Lists are in JSON.
+/// Parses a text, such as a value from the command line or a form, as the declared type. An array must be in JSON.
 fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
     let value = match kind {
         Kind::String => Some(Value::String(text.into())),

@@ -40,13 +40,13 @@ pub(super) struct Interpolator<'a> {
     /// Bytes that interpolation may still produce in this compilation. 0 means that the limit was exceeded and
     /// the error was reported.
     pub(super) remaining_bytes: &'a mut usize,
-    /// Number of values that the compilation may still create.
+    /// Number of values that loading may still copy or visit.
     pub(super) budget: &'a mut Budget,
     pub(super) diagnostics: &'a mut Vec<Diagnostic>,
 }
 
 impl Interpolator<'_> {
-    /// Returns the node with its blocks replaced. Returns `None` if nothing was replaced.
+    /// Returns the node with its blocks replaced. Returns `None` if nothing was replaced, or if the budget is spent.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -297,7 +297,7 @@ fn push_text(out: &mut String, value: &Value) {
     }
 }
 
-/// Appends a value as JSON, with a space after each comma. Stops if the text becomes too long.
+/// Appends a value as JSON, with a space after each comma and colon. Omits further values if the text becomes too long.
 pub(super) fn push_json(out: &mut String, value: &Value) {
     match value {
         _ if out.len() > MAX_INTERPOLATED_TEXT_BYTES => {}

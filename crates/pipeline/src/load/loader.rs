@@ -147,7 +147,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Resolves `extends` and `!reference` in the merged files, and hides masked values in the diagnostics.
+    /// Resolves `extends` and `!reference` in the merged files. Hides masked values in the diagnostics, and removes repeated ones.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
@@ -192,7 +192,9 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Returns the map of a file with everything that it includes. Returns `None` if its header or inputs are invalid.
+    /// Returns the map of a file with everything that it includes.
+    ///
+    /// Returns `None` if its header or inputs are invalid, or if an input makes it too deep.
     fn file(&mut self, file: &File, given: &[GivenInput], at: Option<Span>, depth: usize) -> Option<Map> {
         let body = self.interpolated(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));
@@ -210,7 +212,7 @@ impl<'a> Loader<'a> {
         Some(merged)
     }
 
-    /// Merges the entries of `include`.
+    /// Returns the merged files of the entries of `include`. `depth` is the nesting level of the entries.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut selected = Vec::new();
         for entry in entry::entries(include, &mut self.diagnostics) {
@@ -318,7 +320,7 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// Returns the file of a target. Reads the file on first use.
+    /// Returns the file of a target. Reads the file on first use. Returns `None` if it is unreadable or does not match `integrity`.
     pub(super) fn fetch(&mut self, target: &IncludeTarget, target_span: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),

@@ -3,9 +3,9 @@
 //! ```text
 //! file --yaml--> header + body --interpolate--> body --include, depth first--> merged --extends--> --!reference--> tree
 //! ```
-//! Each file goes through the first three steps separately, with the inputs of its include entry. Then it is merged
-//! over the files that it includes. The result contains no `include`, no header and no `!reference`. Jobs keep their
-//! `extends`, for [`Loaded::parents`] and for `muster ci lint --preview`.
+//! Each file is parsed once, and interpolated separately for each include entry, with the inputs of this entry. Then it is
+//! merged over the files that it includes. The result contains no top-level `include`, no header and no `!reference`.
+//! Jobs keep their `extends`, which `muster ci lint --preview` shows.
 //!
 //! Invariant: after an error, loading continues if possible, so that all errors are reported at once.
 
@@ -36,7 +36,7 @@ use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
 pub use children::{children, generated_children};
 
-/// Number of errors after which unknown names get no suggestions, because each suggestion compares all known names.
+/// Number of diagnostics after which unknown names get no suggestions, because each suggestion compares all known names.
 const MAX_SUGGESTIONS: usize = 20;
 
 /// A merged configuration with its sources and diagnostics.
@@ -50,9 +50,9 @@ pub struct Loaded {
     pub diagnostics: Vec<Diagnostic>,
     /// `# @Description` comments by the name of the job below them.
     pub descriptions: BTreeMap<String, String>,
-    /// The include entries in the order in which they were processed.
+    /// The files of the include entries, in the order in which they were processed.
     pub includes: Vec<IncludeRecord>,
-    /// Parents of every key with `extends`, in the order in which they were merged.
+    /// Parents of every key with `extends`, in the order in which they were merged. Keys that depend on a cycle are missing.
     pub parents: BTreeMap<String, Vec<Parent>>,
     /// Cache of regular expressions.
     pub(crate) patterns: Patterns,
@@ -90,7 +90,8 @@ pub enum IncludeOutcome {
     Merged(SourceId),
     /// The rules of the entry excluded the file.
     ExcludedByRules,
-    /// The file could not be read, its integrity check failed, or its header or inputs are invalid. A diagnostic reports the error.
+    /// The file could not be read, its integrity check failed, its header or inputs are invalid, or an input makes it too deep. A
+    /// diagnostic reports the error.
     Failed,
     /// The file cannot be reached from this machine and was skipped with a warning
     /// ([`Context::stubs_includes`]).

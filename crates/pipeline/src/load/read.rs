@@ -31,10 +31,13 @@ pub(super) struct File {
     pub(super) digest: String,
 }
 
-/// Reads a file into `sources`. `blank_message` is the error for an empty file, `at` the position of the include entry.
+/// Parses a file and adds its text to `sources`.
+///
+/// `blank_message` is the error for an empty file. `at` is the position of the include entry. `None` means that no entry
+/// includes the file.
 ///
 /// # Errors
-/// Returns all errors in the text. Warnings are added to `warnings`.
+/// Returns the errors in the file. Warnings are added to `warnings`.
 pub(super) fn read(
     included: IncludedFile,
     blank_message: &str,

@@ -1,7 +1,7 @@
 //! Replaces `!reference [key, sub, ...]` with the value that it refers to in the merged tree (docs/spec/pipeline-yaml.md,
 //! section 2.5).
 //!
-//! A reference in a list becomes a nested list, which the parser of the keyword flattens. Each target is
+//! In a list, a reference to a list becomes a nested list, which the parser of the keyword flattens. Each target is
 //! resolved once and shared. The number of values that references expand to is limited.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::suggest::did_you_mean;
 /// A subtree whose references have been resolved.
 #[derive(Clone)]
 struct Resolved {
-    /// The new value. `None` if it is unchanged.
+    /// The new value. `None` if the value is unchanged.
     changed: Option<Value>,
     /// Number of values in it, after references are expanded.
     nodes: usize,
@@ -45,7 +45,8 @@ struct Resolver<'a> {
 /// Returns `root` with every reference replaced, or `None` if it has no references.
 ///
 /// A reference that cannot be resolved is reported, unless the cause is a missing file or another error that was
-/// reported. In a list, such a reference is removed. Elsewhere, it becomes null.
+/// reported. In a list, such a reference is removed, and a list that becomes empty becomes null. Elsewhere, the reference
+/// becomes null.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,

@@ -10,7 +10,7 @@ use crate::diagnostic::Diagnostic;
 use crate::node::Node;
 use crate::patterns::Patterns;
 
-/// Returns true if the first matching rule includes the file. Returns false if no rule matches.
+/// Returns true if the first matching rule includes the file. Returns false if no rule matches, or after an error.
 pub(super) fn is_included(
     node: &Node,
     context: &Context,
@@ -26,7 +26,7 @@ pub(super) fn is_included(
     let base = Base::new(context);
     let scope = Scope::new(&base, &[], None);
     let clauses = Clauses::new(context, sources, origin);
-    // If a rule is invalid, all rules are ignored, because the effect of later rules depends on it.
+    // If a rule is invalid, no rule is evaluated and the file is not included, because each rule affects the rules after it.
     let usable = rules.filter(|_| problems.errors() == 0).unwrap_or_default();
     let matched = usable.iter().find(|rule| clauses.matches(rule, &scope, &mut problems));
     let included = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;

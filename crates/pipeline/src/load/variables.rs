@@ -29,12 +29,14 @@ impl Variables {
         Self { by_name: merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect() }
     }
 
-    /// Replaces the references in `text` once, up to the maximum length of an interpolated text.
+    /// Replaces variables such as `$NAME` in `text`. Variables in the inserted values are not replaced.
+    ///
+    /// A variable counts as unknown if its value would make the inserted values longer than [`MAX_INTERPOLATED_TEXT_BYTES`].
     pub(super) fn expand(&self, text: &str, unknown: Unknown) -> String {
         self.replace(text, unknown, &|_| {})
     }
 
-    /// Same as [`Variables::expand`], for a text that other users can see. References to unknown names are kept.
+    /// Same as [`Variables::expand`], for a text that other users can see. Variables with unknown names are kept as written.
     ///
     /// # Errors
     /// Returns the name of a masked variable that the text refers to.

@@ -45,7 +45,7 @@ pub struct Decision {
     pub kind: DecisionKind,
     /// Human-readable effect, such as `rules[1] matched: if $CI_COMMIT_TAG`.
     pub text: String,
-    /// Location of the configuration that had the effect.
+    /// Location of the configuration that had the effect. `None` if the effect has no single location.
     pub location: Option<SourceLocation>,
 }
 
@@ -75,7 +75,8 @@ pub enum DecisionKind {
 pub struct NotCreated {
     /// Reason why no pipeline was created.
     pub reason: NotCreatedReason,
-    /// Evaluated rules of `workflow`.
+    /// For [`NotCreatedReason::WorkflowRules`], the evaluated rules. For [`NotCreatedReason::NoJobs`], one decision for each
+    /// job in `.pre` and `.post` that would run.
     pub decisions: Vec<Decision>,
     /// Jobs that their own rules or the rules of `workflow` excluded.
     pub excluded: Vec<ExcludedJob>,
@@ -87,7 +88,7 @@ pub enum NotCreatedReason {
     /// No rule of `workflow:rules` matched, or the matching rule has `when: never`.
     #[error("pipeline filtered out by workflow rules")]
     WorkflowRules,
-    /// The rules excluded all jobs except those in `.pre` and `.post`.
+    /// No job is left, or only jobs in `.pre` and `.post`. Rules excluded the other jobs, if there are any.
     #[error(
         "pipeline will not run for the selected trigger: the rules configuration prevented any jobs from being added \
          to the pipeline"

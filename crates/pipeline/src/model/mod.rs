@@ -24,7 +24,7 @@ pub struct Pipeline {
     pub name: Option<String>,
     /// All stages in order, from `.pre` to `.post`, including stages without jobs.
     pub stages: Vec<String>,
-    /// Global YAML variables and the variables of the matching `workflow:rules` entry. Bridges forward them.
+    /// Global YAML variables and the variables of the matching `workflow:rules` entry.
     pub variables: Vec<Variable>,
     /// Events that cancel the pipeline before it finishes.
     pub auto_cancel: AutoCancel,
@@ -84,14 +84,14 @@ pub struct Job {
     /// Jobs that must finish before this one starts. `None` means that the job waits for all earlier stages. An empty
     /// list means that it starts immediately.
     pub needs: Option<Vec<Need>>,
-    /// `dependencies` as full job names. `None` selects the default set of jobs.
+    /// `dependencies` as full names, without excluded jobs. `None` selects the default set of jobs.
     pub dependencies: Option<Vec<String>>,
     /// Variables, lowest precedence first: inherited global variables, then those of `workflow:rules`, of the job, of the
     /// matrix and of the rule. Each name occurs once, with the value that wins.
     pub variables: Vec<Variable>,
-    /// Names and values of the `parallel:matrix` cell.
+    /// Names and values of the `parallel:matrix` cell. Empty for a job without `parallel:matrix`.
     pub matrix: Vec<(String, String)>,
-    /// `CI_NODE_INDEX` and `CI_NODE_TOTAL` of a parallel job.
+    /// `CI_NODE_INDEX` and `CI_NODE_TOTAL` of a parallel job. `None` for any other job.
     pub node: Option<(u32, u32)>,
     /// Tags, with their variables expanded.
     pub tags: Vec<String>,
@@ -101,7 +101,7 @@ pub struct Job {
     pub resource_group: Option<String>,
     /// `manual_confirmation`.
     pub manual_confirmation: Option<String>,
-    /// `inherit:variables`: whether the job inherits global variables. Shown by `muster ci explain`.
+    /// Whether the job can inherit global variables: false for `inherit: {variables: false}`.
     pub inherits_variables: bool,
     /// Location of the definition of the job.
     pub defined_at: SourceLocation,
@@ -163,7 +163,7 @@ pub enum AllowFailure {
 pub struct Retry {
     /// Maximum number of retries, from 0 to 2.
     pub max: u32,
-    /// Failure reasons to retry. Empty if `when` is missing or is `always`.
+    /// Failure reasons to retry, without `always`. Empty if `when` is missing.
     pub when: Vec<FailureReason>,
     /// Exit codes to retry.
     pub exit_codes: Vec<i32>,
@@ -175,7 +175,7 @@ pub struct Retry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Need {
-    /// A job of the same pipeline. Optional needs whose job is not in the pipeline have been removed.
+    /// A job of the same pipeline. Needs whose job is not in the pipeline have been removed.
     Job {
         /// Full name of the job.
         name: String,
@@ -184,7 +184,7 @@ pub enum Need {
         /// Whether the job may be missing from the pipeline.
         optional: bool,
     },
-    /// The newest successful job of another project.
+    /// The newest successful run of a job of another project.
     Project {
         /// Path of the project, such as `group/app`.
         project: String,

@@ -99,7 +99,7 @@ pub struct Artifacts {
     pub expire_in: Option<String>,
     /// `expose_as`
     pub expose_as: Option<String>,
-    /// `access`, or its equivalent if the job has `public`.
+    /// `access`, or its equivalent if the job has `public`. Defaults to `all`.
     pub access: String,
     /// Report types of the payload with their paths. `coverage_report` is already replaced by `cobertura` or `jacoco`.
     pub reports: Vec<(String, Vec<String>)>,
@@ -181,8 +181,8 @@ pub enum Strategy {
     /// The bridge succeeds once the pipeline exists.
     #[default]
     None,
-    /// The bridge waits for the pipeline and fails if the pipeline fails.
+    /// The bridge waits for the pipeline. It fails if the pipeline fails or is skipped, and is canceled if the pipeline is.
     Depend,
-    /// The bridge always has the status of the pipeline.
+    /// The bridge has the status of the pipeline. While the pipeline is only created, the bridge is running.
     Mirror,
 }

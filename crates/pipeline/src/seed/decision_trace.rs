@@ -11,7 +11,7 @@ use crate::model::{Decision, DecisionKind, SourceLocation};
 use crate::node::{SourceId, Span};
 use crate::source_map::SourceMap;
 
-/// Maximum length of a condition in a decision, in characters. Every job stores the conditions of all its rules.
+/// Maximum length of a condition in a decision, in characters. Every job stores the conditions of its evaluated rules.
 pub(crate) const MAX_CONDITION_CHARS: usize = 1000;
 /// Text for a rule without clauses.
 pub(crate) const NO_CLAUSE: &str = "it has no condition";

@@ -1,7 +1,8 @@
 //! Creates the pipeline of an event from a checked configuration: workflow, rules, and the server's expansion of
 //! variables (docs/spec/pipeline-yaml.md, section 2.1, items 10 to 12).
 //!
-//! All input comes from the context and the port to files. The same input always creates the same pipeline.
+//! Besides the configuration, all input comes from [`Context`] and [`Sources`]. The same input always creates the same
+//! pipeline.
 
 mod cache_keys;
 mod decision_trace;
@@ -126,7 +127,7 @@ fn workflow<'a>(
     Ok(Matched { rule: Some(rule), decision })
 }
 
-/// Returns decisions that explain why jobs in `.pre` and `.post` alone create no pipeline.
+/// Returns a decision for each of `jobs`, which are all in `.pre` or `.post` and therefore create no pipeline.
 fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     let decision = |job: &crate::model::Job| Decision {
         kind: DecisionKind::Workflow,

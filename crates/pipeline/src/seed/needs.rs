@@ -11,7 +11,9 @@ use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
 
-/// Sets the needs and dependencies of each job in the pipeline. Reports each need whose job was excluded.
+/// Sets the needs and dependencies of each job in the pipeline. Returns these jobs, and the excluded jobs.
+///
+/// Reports each need whose job was excluded, unless the need is optional or includes were skipped.
 pub(crate) fn resolve(
     config: &Config,
     graph: &Graph,

@@ -12,12 +12,12 @@ use crate::seed::decision_trace::{DecisionTrace, clauses as clauses_text};
 use crate::seed::detail::detail;
 use crate::seed::only as policy;
 
-/// Result of the rules for a job.
+/// Result of `rules`, `only` and `except` for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleOutcome {
-    /// The rules include the job. Contains the index of the matched rule, if the job has rules.
+    /// The job is included. Contains the index of the matched rule, if the job has rules.
     Included(Option<usize>),
-    /// The rules exclude the job.
+    /// The job is excluded.
     Excluded,
 }
 
@@ -62,7 +62,7 @@ impl RuleEvaluator<'_> {
         None
     }
 
-    /// Evaluates the rules of a job. `has_workflow_rules` disables the implicit `only: [branches, tags]`.
+    /// Evaluates `rules`, or `only` and `except`, of a job. `has_workflow_rules` disables the implicit `only: [branches, tags]`.
     pub(crate) fn job(
         &self,
         job: &JobEntry,

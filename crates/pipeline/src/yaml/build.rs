@@ -112,7 +112,7 @@ impl<'a> Builder<'a> {
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(span),
             Event::Alias(anchor) => self.alias(anchor, span),
-            // Start and end of the stream and of documents. The parser emits no comments.
+            // Start and end of the stream, and the end of a document. The parser emits no comments.
             _ => Ok(()),
         }
     }
@@ -309,7 +309,7 @@ fn parse_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
 /// Merges the value of `<<` into `map`. Of a list of maps, the first map that contains a key wins.
 ///
 /// As in Psych, which GitLab uses, the position of `<<` matters: merged keys replace the keys before it, and the keys
-/// after it replace merged keys. The merged values have already been counted with the alias.
+/// after it replace merged keys. The merged values have already been counted as part of `from`.
 fn merge_into(
     map: &mut Map,
     merged: &mut HashSet<Arc<str>>,

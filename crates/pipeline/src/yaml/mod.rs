@@ -47,8 +47,8 @@ pub struct Parsed {
 /// Parses all documents of `text`, which is `source` in a [`crate::source_map::SourceMap`].
 ///
 /// # Errors
-/// Returns all errors that can be detected. A syntax error ends the parsing. Unknown tags, invalid keys and invalid
-/// merge keys are collected.
+/// Returns all errors that can be detected. A syntax error or an exceeded limit ends the parsing. Unknown tags, invalid
+/// references, invalid keys and invalid merge keys are collected.
 pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Vec<Diagnostic>> {
     let positions = position::Positions::new(source, text);
     if text.len() > limits.file_bytes {

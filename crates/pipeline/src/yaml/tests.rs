@@ -178,7 +178,7 @@ fn separates_documents() {
 }
 
 #[test]
-fn hostile_texts_are_rejected_with_one_error() {
+fn invalid_and_oversized_texts_are_rejected_with_one_error() {
     let deep_flow = "[".repeat(10_000);
     let deep_block = "- ".repeat(10_000);
     let many_values = (1..12).fold("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, level| {
@@ -222,7 +222,7 @@ fn description_comment_belongs_to_the_key_below() {
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [("a".to_owned(), "Builds it".to_owned())]);
 }
 
-/// Generates a tree and its text in JSON, which is also YAML.
+/// Generates trees. The JSON text of a tree is also YAML.
 fn trees() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         any::<i64>().prop_map(serde_json::Value::from),

@@ -17,7 +17,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Creates a case in the default project. The word `S` stands for `script: [x]`.
+    /// Creates a case in the default project. In the braces of a job, the word `S` stands for `script: [x]`.
     pub(crate) fn new(yaml: &str) -> Self {
         Self { yaml: with_script(yaml), project: project() }
     }
@@ -95,7 +95,7 @@ impl Case {
         jobs.into_iter().find(|job| job.name == name).unwrap_or_else(|| panic!("no job `{name}` among {names:?}"))
     }
 
-    /// Asserts that an error contains `part`, and that each error has a position.
+    /// Asserts that the compilation fails with an error that contains `part`, and that each error and warning has a position.
     #[track_caller]
     pub(crate) fn assert_fails(&self, part: &str) {
         let compiled = self.compile();
@@ -135,7 +135,7 @@ pub(crate) fn job(yaml: &str, name: &str) -> Job {
     Case::new(yaml).job(name)
 }
 
-/// Asserts that a configuration is rejected in the default project.
+/// Asserts that a configuration is rejected in the default project with an error that contains `part`.
 #[track_caller]
 pub(crate) fn assert_fails(yaml: &str, part: &str) {
     Case::new(yaml).assert_fails(part);
@@ -177,7 +177,7 @@ pub(crate) fn describe(compiled: &Compiled) -> String {
     text
 }
 
-/// Replaces the word `S` with `script: [x]`.
+/// Replaces the word `S` in the braces of a job with `script: [x]`.
 fn with_script(yaml: &str) -> String {
     let mut out = String::new();
     let mut rest = yaml;

@@ -1,7 +1,7 @@
 """Reads one JSON string per line, and parses it as YAML with libyaml. Prints [tree, ...] or {"error": ...} for each.
 
 A scalar is {"plain": text} or {"quoted": text}, a list is {"list": [...]}, and a map is {"map": [[key, value], ...]}. "unusable" is
-printed for a text that Muster rejects on purpose.
+printed for a text that cannot be compared: Muster rejects it on purpose, or PyYAML rejects it although Psych accepts it.
 """
 import json
 import sys

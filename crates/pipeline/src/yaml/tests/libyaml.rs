@@ -1,4 +1,4 @@
-//! Compares the parser with libyaml (PyYAML's C extension), which GitLab uses, on generated texts.
+//! Compares the parser on generated texts with libyaml, which GitLab uses. PyYAML's C extension runs libyaml here.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
