@@ -172,7 +172,9 @@ impl UpstreamResolver<'_> {
         Ok(())
     }
 
-    /// Returns whether an archive exists: it has not expired, was not deleted, and its file is not known to be missing.
+    /// Returns whether an archive exists.
+    ///
+    /// It has then not expired, was not deleted, and its file is not known to be missing.
     pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
         !archive.deleted && !self.has_expired(archive) && !self.blobs.is_lost(&artifacts::name_of(archive))
     }

@@ -149,7 +149,9 @@ async fn acceptance_is_idempotent_and_ends_the_preparation() {
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);
 }
 
-/// After a restart, an accepted job stays assigned to its manager. A job that was not accepted is requeued after the accept timeout.
+/// After a restart, an accepted job stays assigned to its manager.
+///
+/// A job that was not accepted is requeued after the accept timeout.
 #[tokio::test]
 async fn assignments_and_acceptances_survive_a_kill() {
     for accepted in [true, false] {

@@ -112,7 +112,7 @@ impl JobFixture {
         })
     }
 
-    /// Returns the value of one of the variables of [`Self::variables`], which do not include ID tokens and secrets.
+    /// Returns the value of a variable of the job that is neither an ID token nor a secret.
     pub(crate) fn value(&self, name: &str) -> Option<String> {
         self.variables().into_iter().find(|variable| variable.key == name).map(|variable| variable.value)
     }

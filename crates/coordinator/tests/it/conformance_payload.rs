@@ -1,4 +1,4 @@
-//! Payloads: C024, C201 to C215, and the traps of docs/spec/runner-api.md, section 11, that concern the payload.
+//! Payloads: C024, C201 to C215, and the traps of the payload in docs/spec/runner-api.md, section 11.
 
 use muster_coordinator::payload::{Archive, PayloadError, missing_feature};
 use muster_job::{FailureReason, JobId, Secret, Variable};

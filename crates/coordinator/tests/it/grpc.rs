@@ -57,7 +57,7 @@ impl Server {
         offer.expect("no response in time").expect("the request failed").job.map(|job| *job)
     }
 
-    /// Starts a job request, and waits until it is sent. The request uses gRPC, because it is not the first one.
+    /// Starts a job request over gRPC, which all requests after the first one use. Waits until it is sent.
     async fn send_request(&self, key: &str) -> JoinHandle<Option<JobPayload>> {
         let (client, request, progress) = (self.client.clone(), self.manager.request(Some(key)), Progress::default());
         let task = tokio::spawn({

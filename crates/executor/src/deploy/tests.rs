@@ -98,6 +98,7 @@ impl Machine {
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
+    // The machine must not use the file in place, so the file is not executable.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     Arc::new(Agents::new(Arc::new(Executable::new(path))))
 }

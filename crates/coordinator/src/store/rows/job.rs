@@ -97,10 +97,14 @@ pub(crate) struct JobDetail {
     /// Reason why an uploaded report is invalid. The job fails with this message.
     #[serde(default)]
     pub(crate) invalid_report: Option<String>,
-    /// Variables that the user entered when they started the job. A retry has the variables of the attempt that it replaces.
+    /// Variables that the user entered when they started the job.
+    ///
+    /// A retry has the variables of the attempt that it replaces.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
-    /// URL of the environment, with variables expanded. `None` until the job is assigned, or if the environment has no URL.
+    /// URL of the environment, with variables expanded.
+    ///
+    /// `None` until the job is assigned, or if the environment has no URL.
     #[serde(default)]
     pub(crate) environment_url: Option<String>,
 }
