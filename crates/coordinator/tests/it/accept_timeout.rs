@@ -126,7 +126,11 @@ async fn job_is_requeued_only_after_reports_of_its_preparation_stop() {
     let second = manager.next_job().await;
     assert_eq!((second.id, second.token == assigned.token), (assigned.id, false));
     assert_eq!(forbidden(manager.update(&assigned, "pending", |_| {}).await), Some(JobStatus::Canceled));
-    assert_eq!(forbidden(manager.update(&assigned, "running", |_| {}).await), Some(JobStatus::Canceled), "too late");
+    assert_eq!(
+        forbidden(manager.update(&assigned, "running", |_| {}).await),
+        Some(JobStatus::Canceled),
+        "a late acceptance succeeded"
+    );
     manager.report_running(&second).await;
     manager.succeed(&second).await;
     assert_eq!(harness.status(pipeline, "a").await, JobStatus::Success);

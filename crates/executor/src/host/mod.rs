@@ -4,8 +4,8 @@
 //! socket and continues. An agent that died is restarted and resumes its jobs from its spool, the directory in which it stores their state
 //! and output. After an upgrade, the outdated agent finishes its jobs while a new agent takes new jobs.
 //!
-//! If jobs run as another user, the agent runs as that user and has its files in `agent-<user>/`. Checkouts, caches and spool then belong
-//! to that user, and no job has the manager's rights.
+//! If jobs run as another user, the agent runs as that user and has its spool and socket in `agent-<user>/`. Checkouts, caches and spool then
+//! belong to that user, and no job has the manager's rights.
 //!
 //! Files in the state directory:
 //! - `spool/`: the agent's spool

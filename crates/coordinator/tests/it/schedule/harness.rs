@@ -98,6 +98,7 @@ impl Build for Pipeline {
 /// An engine, and the state that its actions describe.
 pub(crate) struct EngineHarness {
     pub(crate) engine: Engine,
+    /// Current time in milliseconds.
     pub(crate) now: u64,
     pipelines: BTreeMap<PipelineId, (Pipeline, PipelineOptions)>,
     /// Status of each record according to the actions.
