@@ -24,7 +24,7 @@ pub(super) fn predefined(environment: &Environment) -> Vec<Variable> {
 
 /// Returns the tier of an environment without `deployment_tier`, from its name.
 ///
-/// This is the first tier with a word that the name contains, also inside of another word. `other` if there is none.
+/// This is the first tier with a word that the name contains, also inside of another word, or else `other`.
 pub(crate) fn guess_tier(name: &str) -> &'static str {
     const WORDS: [(&str, &[&str]); 4] = [
         ("development", &["dev", "review", "trunk"]),
