@@ -60,6 +60,8 @@ impl StoredPipelines {
 
     /// Returns the outputs of earlier jobs that a job got and that still exist.
     ///
+    /// The result also has a message about each output that no longer exists.
+    ///
     /// Reads the families of the earlier jobs into `state` if necessary.
     pub(crate) async fn upstream(
         &self,

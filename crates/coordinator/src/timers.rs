@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 
 /// Maximum number of timers per job in memory. If there are more, the timers of jobs that are not in memory are removed.
 const MAX_PER_JOB: usize = 8;
-/// Number that is added to the number of jobs before it is multiplied by [`MAX_PER_JOB`], so that a small heap is never scanned.
+/// Number of jobs that is added before the maximum is computed, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
 /// A timer.

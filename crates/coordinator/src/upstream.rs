@@ -150,7 +150,8 @@ impl UpstreamResolver<'_> {
     /// Adds the archive and the variables of `producer`.
     ///
     /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187). A job
-    /// that does not list the producer runs without the archive.
+    /// that does not list the producer runs without the archive. If missing outputs are skipped, an archive of any producer that was
+    /// deleted but had not expired at [`Self::now`] is an error, too, so that it is reported as missing.
     fn add_producer(&self, upstream: &mut UpstreamOutputs, producer: &JobRow, is_listed: bool) -> Result<(), Obstacle> {
         for (key, value) in &producer.detail.dotenv {
             upstream.dotenv.retain(|(known, _)| known != key);
@@ -171,7 +172,9 @@ impl UpstreamResolver<'_> {
         Ok(())
     }
 
-    /// Returns whether an archive exists: it has not expired, and was not deleted.
+    /// Returns whether an archive exists.
+    ///
+    /// It has then not expired, was not deleted, and its file is not known to be missing.
     pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
         !archive.deleted && !self.has_expired(archive) && !self.blobs.is_lost(&artifacts::name_of(archive))
     }

@@ -179,7 +179,9 @@ pub enum Event {
         /// Size in bytes.
         size: u64,
     },
-    /// Reason why the store cannot be written. `None` means that it can be written again. In between, jobs wait and no change is lost.
+    /// Reason why the store cannot be written, or why a trace cannot be written because the disk is full.
+    ///
+    /// `None` means that the store can be written again. In between, jobs wait and no change is lost.
     StorageProblem(Option<String>),
 }
 

@@ -22,7 +22,9 @@ pub(super) fn predefined(environment: &Environment) -> Vec<Variable> {
     variables
 }
 
-/// Returns the tier of an environment without `deployment_tier`, from words in its name. The first matching tier is used.
+/// Returns the tier of an environment without `deployment_tier`, from its name.
+///
+/// This is the first tier with a word that the name contains, also inside of another word, or else `other`.
 pub(crate) fn guess_tier(name: &str) -> &'static str {
     const WORDS: [(&str, &[&str]); 4] = [
         ("development", &["dev", "review", "trunk"]),

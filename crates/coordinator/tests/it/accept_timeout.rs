@@ -75,7 +75,7 @@ async fn job_is_not_lost_when_a_request_is_closed() {
 }
 
 #[tokio::test]
-async fn canceled_job_ends_after_the_accept_timeout() {
+async fn canceled_job_that_was_not_accepted_ends_after_the_accept_timeout() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let pipeline = harness.create(vec![vec![job("a")]]).await;
@@ -126,7 +126,11 @@ async fn job_is_requeued_only_after_reports_of_its_preparation_stop() {
     let second = manager.next_job().await;
     assert_eq!((second.id, second.token == assigned.token), (assigned.id, false));
     assert_eq!(forbidden(manager.update(&assigned, "pending", |_| {}).await), Some(JobStatus::Canceled));
-    assert_eq!(forbidden(manager.update(&assigned, "running", |_| {}).await), Some(JobStatus::Canceled), "too late");
+    assert_eq!(
+        forbidden(manager.update(&assigned, "running", |_| {}).await),
+        Some(JobStatus::Canceled),
+        "a late acceptance succeeded"
+    );
     manager.report_running(&second).await;
     manager.succeed(&second).await;
     assert_eq!(harness.status(pipeline, "a").await, JobStatus::Success);
@@ -149,7 +153,9 @@ async fn acceptance_is_idempotent_and_ends_the_preparation() {
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);
 }
 
-/// After a restart, an accepted job stays assigned to its manager, and a job that was not accepted returns to the queue.
+/// After a restart, an accepted job stays assigned to its manager.
+///
+/// A job that was not accepted is requeued after the accept timeout.
 #[tokio::test]
 async fn assignments_and_acceptances_survive_a_kill() {
     for accepted in [true, false] {

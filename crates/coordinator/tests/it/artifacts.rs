@@ -72,6 +72,7 @@ async fn expired_files_are_deleted_with_and_without_a_restart() {
     for harness in &harnesses {
         assert_eq!(harness.artifact_files_on_disk(build.id).await, expected);
     }
+    // Both coordinators have the same clock.
     harnesses[0].clock.advance(Duration::from_secs(3600));
     for harness in &harnesses {
         // The timer is handled with the next command at the latest, such as this query. Another thread deletes the file.

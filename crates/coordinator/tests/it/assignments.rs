@@ -93,6 +93,7 @@ impl JobFixture {
         }
     }
 
+    /// Returns the job. Its work is [`Self::work`], unless the test changed the work of [`Self::job`].
     fn job(&self) -> Job {
         let mut job = self.job.clone();
         if matches!(&job.work, Work::Script(work) if **work == ScriptWork::default()) {
@@ -111,7 +112,7 @@ impl JobFixture {
         })
     }
 
-    /// Returns the value of one variable of the payload.
+    /// Returns the value of a variable of the job that is neither an ID token nor a secret.
     pub(crate) fn value(&self, name: &str) -> Option<String> {
         self.variables().into_iter().find(|variable| variable.key == name).map(|variable| variable.value)
     }

@@ -118,6 +118,7 @@ async fn c191_invalid_generated_configuration_fails_the_bridge() {
     let (_, message) = failure_of(&harness, id, "c").await;
     assert!(message.contains("g.yml") && message.contains(":1:") && message.contains("colour"), "{message}");
 
+    // The job succeeds without an archive.
     let manager = harness.manager().await;
     let id = harness.create_from(GENERATED, Files(Vec::new()), &[]).await;
     manager.succeed(&manager.next_job().await).await;
@@ -145,6 +146,7 @@ async fn c193_bridge_forwards_the_configured_variables() {
     }
     let grandchild = child_of(&harness, children[2], "deeper").await;
     let mut seen = Vec::new();
+    // The three children and the three grandchildren have one script job each.
     for _ in 0..6 {
         let assigned = manager.next_job().await;
         let variable = |name| value(&assigned, name).map(ToOwned::to_owned);
@@ -294,7 +296,7 @@ async fn new_runner_gets_the_stuck_job() {
 }
 
 #[tokio::test]
-async fn played_and_retried_jobs_get_the_entered_variables() {
+async fn played_job_gets_the_entered_variables_and_retry_adds_an_attempt() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let yaml = "m: {script: [x], when: manual}\nb: {script: [y]}";

@@ -1,4 +1,4 @@
-//! Payloads: C201 to C215, and the traps of docs/spec/runner-api.md, section 11.
+//! Payloads: C024, C201 to C215, and the traps of the payload in docs/spec/runner-api.md, section 11.
 
 use muster_coordinator::payload::{Archive, PayloadError, missing_feature};
 use muster_job::{FailureReason, JobId, Secret, Variable};
@@ -212,7 +212,7 @@ fn c212_id_token_is_a_masked_signed_variable() {
         ("U".to_owned(), texts(&["https://$CI_COMMIT_BRANCH.test", "b"])),
     ];
     let payload = fixture.payload();
-    let token = payload.variables.iter().find(|variable| variable.key == "T").expect("T");
+    let token = payload.variables.iter().find(|variable| variable.key == "T").expect("no variable `T`");
     assert!(token.masked && !token.public);
     let claims = verified(&fixture, &token.value);
     for (claim, expected) in [
@@ -227,7 +227,7 @@ fn c212_id_token_is_a_masked_signed_variable() {
         assert_eq!(claims[claim], expected, "{claim}");
     }
     assert!(claims["exp"].as_i64() > claims["iat"].as_i64());
-    let several = payload.variables.iter().find(|variable| variable.key == "U").expect("U");
+    let several = payload.variables.iter().find(|variable| variable.key == "U").expect("no variable `U`");
     assert_eq!(verified(&fixture, &several.value)["aud"], json!(["https://main.test", "b"]));
     // The token is not among the variables that rules and other variables see.
     assert_eq!(fixture.value("T"), None);
@@ -290,7 +290,7 @@ fn release_runs_between_script_and_after_script() {
 }
 
 #[test]
-fn missing_secret_error_names_the_configuration() {
+fn secrets_are_masked_variables_and_a_missing_one_is_an_error_with_a_remedy() {
     let mut fixture = JobFixture::new();
     fixture.work.secrets =
         vec![("PASSWORD".to_owned(), json!({"vault": "a/b"})), ("PLAIN".to_owned(), json!({"file": false}))];

@@ -1,7 +1,7 @@
 //! Conformance cases of scheduling and state (docs/spec/pipeline-yaml.md, section 8.7) that need only the engine.
 //!
-//! Other cases are tested elsewhere. C187, C191, C193, C194, C197 and C198 also need the compiler or the event loop
-//! (`conformance_coordinator`). C192 and C196 are errors of the compiler. C200 is measured on the whole program.
+//! Other cases are tested elsewhere. C188 to C191 and C193 to C195 are in `conformance_bridges`. C187, C191, C193 to C195, C197 and C198
+//! also need the compiler or the event loop (`conformance_coordinator`). C192 and C196 are errors of the compiler. C200 is measured on the whole program.
 
 use std::collections::BTreeMap;
 

@@ -88,17 +88,17 @@ fn c159_content_of_file_variables_is_not_inserted() {
 fn c160_protected_variables_are_for_protected_refs() {
     let mut fixture = JobFixture::new().project_variable("K", "v");
     fixture.context.project_variables[0].protected = true;
-    let in_rules = |fixture: &JobFixture| {
+    let is_null_in_rules = |fixture: &JobFixture| {
         let seen = layers::rule_variables(&fixture.context, None, &[], None);
         let is_null = expression::parse("$K == null")
             .map(|expression| expression.evaluate(&|name| layers::value(&seen, name).map(str::to_owned)));
         matches!(is_null, Ok(Ok(true)))
     };
     assert_eq!(fixture.value("K"), None);
-    assert!(in_rules(&fixture));
+    assert!(is_null_in_rules(&fixture));
     fixture.context.ref_protected = true;
     assert_eq!(fixture.value("K").as_deref(), Some("v"));
-    assert!(!in_rules(&fixture));
+    assert!(!is_null_in_rules(&fixture));
 }
 
 #[test]

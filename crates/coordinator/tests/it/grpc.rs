@@ -57,7 +57,7 @@ impl Server {
         offer.expect("no response in time").expect("the request failed").job.map(|job| *job)
     }
 
-    /// Starts a request over gRPC, and waits until it is sent.
+    /// Starts a job request over gRPC, which all requests after the first one use. Waits until it is sent.
     async fn send_request(&self, key: &str) -> JoinHandle<Option<JobPayload>> {
         let (client, request, progress) = (self.client.clone(), self.manager.request(Some(key)), Progress::default());
         let task = tokio::spawn({
@@ -82,10 +82,14 @@ async fn second_request_uses_grpc_and_the_job_is_reported_over_http() {
     assert_eq!((assigned.job_info.name.as_str(), server.relay.http2_connections()), ("a", 1));
     assert_eq!(assigned.steps.first().expect("no step").script, ["true"], "the payload is complete");
 
-    server.client.patch_trace(assigned.id, &assigned.token, 0, "log".into(), false).await.expect("no trace");
+    server
+        .client
+        .patch_trace(assigned.id, &assigned.token, 0, "log".into(), false)
+        .await
+        .expect("failed to send the trace");
     let success =
         UpdateRequest { token: assigned.token.clone(), state: "success".to_owned(), ..UpdateRequest::default() };
-    server.client.update_job(assigned.id, &success).await.expect("no update");
+    server.client.update_job(assigned.id, &success).await.expect("failed to send the report");
     assert_eq!(server.harness.status(pipeline, "a").await, JobStatus::Success);
     assert_eq!(server.relay.http2_connections(), 1, "only job requests use gRPC");
 }
@@ -95,7 +99,7 @@ async fn same_key_gets_the_job_of_a_lost_grpc_response_over_http() {
     let server = Server::start().await;
     server.relay.set_http2(Http2::LoseResponse);
     server.harness.create(vec![vec![job("a"), job("b")]]).await;
-    // The relay closes the connection with the response over gRPC. The client repeats the request over HTTP.
+    // The relay drops the response over gRPC and closes the connection. The client repeats the request over HTTP.
     let first = server.request("a").await.expect("no job");
     assert_eq!(server.relay.http2_connections(), 1, "the lost response was sent over gRPC");
     assert_eq!(first.job_info.name, "a");
@@ -113,7 +117,7 @@ async fn job_of_a_lost_grpc_response_is_requeued_if_its_manager_is_gone() {
     let is_assigned = |view: &PipelineView| view.job("a").is_some_and(|job| job.status == JobStatus::Running);
     server.harness.wait_until(pipeline, is_assigned).await;
     pending.abort();
-    assert!(pending.await.is_err(), "the manager ended before it had a response");
+    assert!(pending.await.is_err(), "the request got a response, although the relay drops all responses");
     server.harness.clock.advance(Duration::from_secs(60));
     let other = server.harness.manager().await;
     assert_eq!(other.next_job().await.job_info.name, "a");

@@ -52,7 +52,7 @@ async fn late_reports_for_finished_jobs_are_answered() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let (_, build) = run_pipeline(&harness, &manager).await;
-    assert_eq!(manager.succeed(&build).await, JobStatus::Success, "repeated");
+    assert_eq!(manager.succeed(&build).await, JobStatus::Success, "the repeated report got another answer");
     let rejected = manager.update(&build, "failed", |_| {}).await;
     assert!(matches!(rejected, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{rejected:?}");
     let rejected = manager.log(&build, 5, "more").await;

@@ -48,7 +48,7 @@ async fn jobs_of_an_unregistered_runner_can_be_finished() {
     let manager = harness.manager().await;
     harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
-    harness.coordinator.unregister(manager.token.clone()).await.expect("failed to delete");
+    harness.coordinator.unregister(manager.token.clone()).await.expect("failed to unregister");
     manager.log(&assigned, 0, "hello\n").await.expect("was not accepted");
     manager.succeed(&assigned).await;
     harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");

@@ -131,7 +131,7 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
                 manager.log(&job, 0, &text).await.expect("was not accepted");
                 assert!(!manager.log(&job, 0, &text).await.expect("no answer").accepted, "the same bytes are rejected");
                 manager.succeed(&job).await;
-                assert_eq!(manager.succeed(&job).await, JobStatus::Success, "repeated");
+                assert_eq!(manager.succeed(&job).await, JobStatus::Success, "the repeated report got another answer");
                 done.push(job.id);
             }
         });

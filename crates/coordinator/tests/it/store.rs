@@ -111,10 +111,10 @@ async fn history_is_readable_during_and_after_a_run() {
     let view = harness.view(id).await;
 
     let history_of_running_coordinator =
-        History::open(harness.dir.path()).await.expect("failed to read while the job runs");
+        History::open(harness.dir.path()).await.expect("failed to open the history of a running coordinator");
     assert_eq!(history_of_running_coordinator.pipeline(id).await.expect("no pipeline"), view);
     harness.coordinator.shutdown().await;
-    let history = History::open(harness.dir.path()).await.expect("failed to read afterwards");
+    let history = History::open(harness.dir.path()).await.expect("failed to open the history after the shutdown");
     assert_eq!(history.pipelines(None, 10).await.expect("failed to read").len(), 1);
     assert_eq!(history.pipeline(id).await.expect("no pipeline"), view);
     assert_eq!(history.read_trace(assigned.id, 2).await.expect("failed to read"), "log");
@@ -252,7 +252,7 @@ async fn full_disk(dir: &Path) {
     assert_eq!(coordinator.read_trace(assigned.id, 0).await.expect("failed to read"), "before\n");
     coordinator.shutdown().await;
     let history = History::open(&state).await.expect("failed to read");
-    assert_eq!(history.pipeline(id).await.expect("failed to store").summary.status, JobStatus::Success);
+    assert_eq!(history.pipeline(id).await.expect("failed to read").summary.status, JobStatus::Success);
     let rejected = history.pipelines(None, 1000).await.expect("failed to read").pop().expect("no last pipeline");
     assert_eq!(rejected.status, JobStatus::Canceled, "a rejected pipeline does not run later");
 }
@@ -280,7 +280,7 @@ async fn jobs_fail_after_their_timeout_or_the_contact_timeout() {
     assert_eq!(short.runner_info.timeout, 120);
     manager.report_running(&short).await;
     manager.report_running(&long).await;
-    // The coordinator fails a job 15 minutes after its timeout, because its runner may still report the end.
+    // After the timeout of a job, the coordinator waits 15 minutes for the final report of the runner before it fails the job.
     harness.clock.advance(Duration::from_secs(120 + 15 * 60));
     harness.wait_until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
     assert_eq!(harness.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));

@@ -283,7 +283,7 @@ impl Manager {
     /// Requests a job with an idempotency key and waits for it.
     pub(crate) async fn next_job_with_key(&self, key: Option<&str>) -> JobPayload {
         let answer = tokio::time::timeout(TIMEOUT, self.coordinator.request_job(self.request(key))).await;
-        *answer.expect("no answer in time").expect("no answer").job.expect("no job")
+        *answer.expect("no answer in time").expect("the request was rejected").job.expect("no job")
     }
 
     pub(crate) async fn update(

@@ -8,7 +8,8 @@ use super::machine::Dial;
 /// Runs a command on a machine in a new session, and waits until it ends.
 ///
 /// # Errors
-/// [`DeployError`] if there is no session, or if the command fails. The error contains the end of the command's standard error output.
+/// [`DeployError`] if there is no session, if the command cannot be run, or if it fails. The error of a command that fails contains the end
+/// of the command's standard error output.
 pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), DeployError> {
     let session = dial.dial().await?.session;
     let outcome = session.run(RemoteCommand::new(command)).await;

@@ -20,7 +20,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Maximum length of a line of an answer, in bytes.
 const MAX_LINE_BYTES: usize = 8 * 1024;
-/// Maximum number of lines that a profile may print before the answer.
+/// Maximum number of lines that are read, including the answer. A profile may print lines before it.
 const MAX_LINES: usize = 100;
 
 /// A stream to an agent.

@@ -1,4 +1,4 @@
-//! Errors from opening a session with a machine, and from deploying the agent there.
+//! Errors from opening a session with a machine, and from deploying the agent or running a command there.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,9 @@ use std::time::Duration;
 use muster_fleeting::model::Platform;
 use muster_remote::RunError;
 
-/// Error from opening a session with a machine, or from deploying the agent there. A retry may succeed.
+/// Error from opening a session with a machine, deploying the agent, or running a command there.
+///
+/// A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
     /// No session can be opened. Contains the reason as text.
@@ -99,7 +101,7 @@ pub enum DeployError {
     Command {
         /// Exit status or signal.
         status: String,
-        /// Standard error output in one line.
+        /// End of the standard error output, in one line.
         stderr: String,
     },
 }

@@ -152,9 +152,10 @@ impl Executable {
         self.identity.get_or_try_init(compute).await
     }
 
-    /// Returns the file as gzip members, the first ones without compression.
+    /// Returns the file as gzip members.
     ///
-    /// If the file cannot be read, the stream ends early. The receiver detects this by the hash.
+    /// Members are compressed only after the first ones have shown that the connection is slow. If the file cannot be read, the stream ends
+    /// early. The receiver detects this by the hash.
     pub(super) fn compressed(&self) -> DuplexStream {
         let (mut write, read) = tokio::io::duplex(PIPE_BYTES);
         let path = self.content.clone();

@@ -1,7 +1,7 @@
 //! Deploys an agent to a machine that a session reaches, and connects to it.
 //!
 //! ```text
-//! Dial --session (SSH, WinRM, through another machine)--> sh: muster agent connect --unix socket--> muster agent serve
+//! Dial --session (SSH, WinRM, through another machine)--> sh: muster agent connect --(Unix socket)--> muster agent serve
 //! ```
 //!
 //! The agent is `muster-agent` or the manager's own executable, or the executable for the machine's platform ([`Agents`]). If the machine

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn path_with_shell_characters_is_not_used() {
+    fn path_that_is_relative_or_has_special_characters_is_not_used() {
         let identity = FileIdentity { hash: "ab".to_owned(), inode: "1:2:3:4:5".to_owned() };
         assert!(connect(&identity, "/usr/bin/muster").contains("have /usr/bin/muster"));
         for path in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {

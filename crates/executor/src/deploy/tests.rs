@@ -98,6 +98,7 @@ impl Machine {
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
+    // The machine must not use the file in place, so the file is not executable.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     Arc::new(Agents::new(Arc::new(Executable::new(path))))
 }
@@ -130,6 +131,7 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     // Jobs share the connection. After a job reports it as broken, it is replaced without sending the executable again.
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
+    // Sending this content would fail, because the hash of the executable is computed only once.
     std::fs::write(dir.path().join("muster"), "another one").unwrap();
     let agent = machine.home.path().join("agent.sock");
     std::fs::remove_file(&agent).unwrap();

@@ -4,7 +4,7 @@
 //! - a process that runs the executable from which a new agent would be started,
 //! - the process that a manager of this state directory recorded when it started or found the agent (after an upgrade, outdated agents run
 //!   a file that was replaced),
-//! - the child process that this manager has just started.
+//! - the child process that this manager has just started, or a child of it, if `su` remains as the parent.
 //!
 //! Any other process gets no job and no signal.
 
@@ -35,7 +35,7 @@ pub(super) struct HostAgent {
 impl HostAgent {
     /// Connects to the agent of an environment.
     ///
-    /// `child` is the process that this manager has just started for it.
+    /// `child` is the process that this manager has just started for the environment, if any.
     ///
     /// # Errors
     /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if the process that listens is not such an agent, and

@@ -1,4 +1,4 @@
-//! Replaces the only agent of a state directory with one that runs a newer executable.
+//! Ends the only agent of a state directory, so that an agent with a newer executable can replace it.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns whether no job runs at the agent.
 ///
-/// Finished jobs do not count, because the next agent finds them in the spool (the directory with the stored state of all jobs).
+/// Returns `false` if the agent does not list its jobs in time. Finished jobs do not count, because the next agent finds
+/// them in the spool (the directory with the stored state of all jobs).
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),

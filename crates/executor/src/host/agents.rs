@@ -72,7 +72,7 @@ impl Agents {
         self.by_number(0)
     }
 
-    /// Returns the environment of that name. `None` means that this host has no such environment.
+    /// Returns the environment of that name. `None` means that this host cannot have such an environment.
     pub(super) fn by_name(&self, name: &str) -> Option<Arc<HostEnvironment>> {
         let number = AGENT_NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
         self.by_number(number).ok()
@@ -123,6 +123,7 @@ impl Agents {
         let (mut own, mut free, mut outdated) = (None, None, Vec::new());
         for number in AGENT_NUMBERS {
             let environment = self.by_number(number)?;
+            // Without a spool, no agent has been started with this number.
             if number > 0 && free.is_some() && !environment.spool.exists() {
                 continue;
             }

@@ -142,7 +142,7 @@ fn socket_directory_writable_by_others_is_refused() {
         let error = HostExecutor::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
         assert!(error.contains("chmod 700") && error.contains("state"), "{mode:o}: {error}");
     }
-    // Users who can only read the directory can neither replace the socket nor connect to it, because its mode is 0600.
+    // Users who cannot write to the directory cannot replace the socket. They cannot connect to it, either: the mode of the socket is 0600.
     for mode in [0o700, 0o711, 0o755] {
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
         HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();

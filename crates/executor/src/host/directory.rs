@@ -3,8 +3,7 @@
 //! A manager that runs as root must not change the owner of a file or directory that a job put at such a path. Each part of a path is
 //! therefore opened relative to the open directory above it, and links are followed only in directories whose entries no job can
 //! change. The owner of a directory is changed through the open directory, and only if the directory belongs to the user of this process
-//! and is empty, as after its creation.
-//! Files never change their owner, so hard links are of no use to a job.
+//! and is empty, as after its creation. Files never change their owner, so hard links are of no use to a job.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -26,9 +25,10 @@ const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Creates a directory and its parents and gives it to its owner.
+/// Creates a directory and its parents, and gives the directory to `owner`.
 ///
-/// An existing directory is not changed, unless it is empty and belongs to the user of this process.
+/// `None` means that the directory belongs to the user of this process. An existing directory is not changed, unless `owner` is set and the
+/// directory is empty and belongs to the user of this process.
 pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::from_raw_mode(0o777), owner, || {}),
@@ -250,7 +250,7 @@ mod tests {
             (user(&home.path().join("one")), user(&home.path().join("one/three"))),
             (0, user(&home.path().join("jobs")))
         );
-        // An existing directory is not changed.
+        // An existing directory with content is not changed.
         create(&home.path().join("secret"), Some(owner)).unwrap();
         assert_eq!(user(&home.path().join("secret")), 0);
         std::fs::write(home.path().join("plain"), "").unwrap();

@@ -1,12 +1,11 @@
 //! Adapter for the manager's host: jobs run on this machine, served by an agent process.
 //!
 //! The agent is the manager's own executable in a separate session. It outlives the manager: after a restart the manager finds it by its
-//! socket and continues. An agent that died is restarted and resumes its jobs from its spool,
-//! the directory in which it stores their state and output. After an upgrade, the outdated agent finishes
-//! its jobs while a new agent takes new jobs.
+//! socket and continues. An agent that died is restarted and resumes its jobs from its spool, the directory in which it stores their state
+//! and output. After an upgrade, the outdated agent finishes its jobs while a new agent takes new jobs.
 //!
-//! If jobs run as another user, the agent runs as that user and has its files in `agent-<user>/`. Checkouts, caches and spool then belong
-//! to that user, and no job has the manager's rights.
+//! If jobs run as another user, the agent runs as that user and has its spool and socket in `agent-<user>/`. Checkouts, caches and spool then
+//! belong to that user, and no job has the manager's rights.
 //!
 //! Files in the state directory:
 //! - `spool/`: the agent's spool
@@ -14,6 +13,8 @@
 //! - `agent.lock`: keeps two managers from starting two agents
 //! - `agent.process`: identity of the agent's process, so that no other process can impersonate the agent
 //! - `agent.sock`: the agent's socket, unless the path would be too long for a socket
+//!
+//! Further agents, which run after an upgrade, have files with a number, such as `spool.1/`, `agent.1.process` and `agent.1.sock`.
 
 mod agent;
 mod agent_replacement;

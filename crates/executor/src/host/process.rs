@@ -158,7 +158,7 @@ impl Process {
     /// Waits until the process has ended. Returns `false` on timeout. Blocks.
     ///
     /// # Errors
-    /// An I/O error.
+    /// An I/O error, also if there is no pidfd.
     pub(super) fn wait(&self, timeout: &Timespec) -> io::Result<bool> {
         self.handle().and_then(|handle| wait(handle, timeout))
     }
@@ -168,7 +168,7 @@ impl Process {
     /// If the process has ended, nothing happens, even if another process has its ID now.
     ///
     /// # Errors
-    /// An I/O error.
+    /// An I/O error, also if there is no pidfd.
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
         match pidfd_send_signal(self.handle()?, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),

@@ -13,9 +13,9 @@ use rustix::process::{Gid, Uid};
 use super::HostOptions;
 use crate::ExecutorError;
 
-/// Returns the directory of the agent's files.
+/// Returns the directory of the agent's spool and socket, which is also its working directory.
 ///
-/// This directory differs from the manager's directory if the agent runs as another user.
+/// This directory differs from the state directory if the agent runs as another user.
 pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
     match &options.user {
         Some(user) => options.state_dir.join(format!("agent-{user}")),

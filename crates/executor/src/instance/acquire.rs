@@ -15,7 +15,9 @@ use super::provider::{InstanceExecutor, ProviderContext};
 use super::share;
 use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
 
-/// Maximum number of times that a job moves to another slot: a slot can be lost, or its instance can fail to prepare for the job.
+/// Maximum number of times that a job moves to another slot.
+///
+/// A slot can be lost, its instance can fail to prepare for the job, or a virtual machine cannot be created there.
 const MAX_RESCHEDULES: usize = 10;
 /// Maximum number of virtual machines that are tried for one job, each on another instance if possible.
 const MAX_VM_ATTEMPTS: usize = 3;
@@ -32,7 +34,9 @@ struct SlotSearch<'a> {
 }
 
 impl InstanceExecutor {
-    /// Acquires an environment for a job. Waits until one is available. Cancel-safe.
+    /// Acquires an environment for a job. Cancel-safe.
+    ///
+    /// Waits for a slot, at most for `instance_acquire_timeout`.
     pub(super) async fn acquire_environment(
         &self,
         key: &SlotKey,
@@ -71,7 +75,7 @@ impl InstanceExecutor {
                 return Err(ExecutorError::NotAcquired(failures.join("; then ")));
             }
             tokio::time::sleep(VM_RETRY_DELAY).await;
-            // The timeout applies only to waiting for a slot.
+            // The timeout applies to each wait for a slot, and not to the creation of virtual machines.
             remaining = timeout;
         };
         let mut lease = into_lease(held, active_job);

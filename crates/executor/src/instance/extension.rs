@@ -47,7 +47,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: Gro
     }
 }
 
-/// Forwards reports until the plugin's process ends or a call fails, and returns the reason.
+/// Forwards reports until the plugin's process ends or a call fails, and returns the reason as an error.
 async fn follow_once(
     plugin: &Weak<PluginGroup>,
     scaler: &Scaler,
@@ -178,11 +178,7 @@ mod tests {
         assert_eq!(offer_table.current(), (None, true), "without offers");
         let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
         offer_table.set_offers(offers());
-        assert_eq!(
-            offer_table.current(),
-            (Some(0.3), true),
-            "an offer without machines is out of stock before its notice"
-        );
+        assert_eq!(offer_table.current(), (Some(0.3), true), "the price is not the highest of all offers");
         offer_table.apply_notice("a", false);
         assert_eq!(offer_table.current(), (Some(0.2), true), "the price is not the highest of the available offers");
         offer_table.apply_notice("b", false);

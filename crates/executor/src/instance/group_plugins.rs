@@ -49,7 +49,7 @@ pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<
         shared.publish(0, Some(error.into()));
         tokio::select! {
             () = tokio::time::sleep(wait), if !is_permanent => wait = (wait * 2).min(cap),
-            // The new settings may work: retry at once, with the initial delay.
+            // The new settings may work, so retry immediately, and start again with the initial delay after the next error.
             () = shared.settings_changed.notified() => wait = START_BACKOFF.0,
         }
     }
@@ -79,7 +79,9 @@ impl From<SettingsError> for StartError {
     }
 }
 
-/// Starts the scaler with all plugins that start. Groups whose plugins do not start are deferred.
+/// Starts the scaler with all plugins that start. Fails if no plugin starts.
+///
+/// Groups whose plugins do not start are deferred.
 async fn start(
     shared: &Arc<ProviderContext>,
     settings: &Arc<AutoscalerSettings>,

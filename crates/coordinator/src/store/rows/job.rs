@@ -32,7 +32,7 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
-    /// Returns the record of the first attempt of a job, to which no runner is assigned yet.
+    /// Returns the record of a job's first attempt, before a runner is assigned.
     pub(crate) fn new(
         id: JobId,
         (pipeline, job_index): (PipelineId, usize),
@@ -68,19 +68,21 @@ impl JobRow {
 pub(crate) struct JobDetail {
     /// State of the job in the engine, including its status.
     pub(crate) state: JobState,
-    /// Whether a newer record has replaced this record.
+    /// Whether a newer attempt has replaced this attempt.
     #[serde(default)]
     pub(crate) retried: bool,
     /// Number of assignments of the job so far. Part of the job's token.
     #[serde(default)]
     pub(crate) assignment: u32,
-    /// Whether the current assignee has accepted the job, or has sent anything for it except `pending` reports during its preparation.
+    /// Whether the current assignee has accepted the job, or has sent a report, trace or file for it.
+    ///
+    /// `pending` reports, which a manager sends while it prepares the job, do not count.
     #[serde(default)]
     pub(crate) accepted: bool,
     /// Idempotency key of the request that was answered with this job.
     #[serde(default)]
     pub(crate) idempotency_key: Option<String>,
-    /// Timeout of the job on its runner, in seconds.
+    /// Timeout of the job on its runner, in seconds. 0 until the job is assigned.
     #[serde(default)]
     pub(crate) timeout_s: u64,
     /// Message from the coordinator about the end of the job.
@@ -96,9 +98,13 @@ pub(crate) struct JobDetail {
     #[serde(default)]
     pub(crate) invalid_report: Option<String>,
     /// Variables that the user entered when they started the job.
+    ///
+    /// A retry has the variables of the attempt that it replaces.
     #[serde(default)]
     pub(crate) variables: Vec<Variable>,
-    /// URL of the environment, with variables expanded. `None` until the job is assigned.
+    /// URL of the environment, with variables expanded.
+    ///
+    /// `None` until the job is assigned, or if the environment has no URL.
     #[serde(default)]
     pub(crate) environment_url: Option<String>,
 }

@@ -120,7 +120,10 @@ impl PipelineSpec {
         (self.tag, &self.ref_name) == (other.tag, &other.ref_name)
     }
 
-    /// Returns the context that the pipeline was compiled for, without its inputs and tracked paths.
+    /// Returns the stored part of the context that the pipeline was compiled for.
+    ///
+    /// The context has no inputs, no tracked paths, no list of removed variables, no [`Context::changed_since`], and the default options of
+    /// the compiler.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredVariable| ScopedVariable {
             variable: stored.variable.clone(),

@@ -132,7 +132,9 @@ pub(super) async fn expired(
     query.fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// Returns when the next artifact that is not deleted expires, in milliseconds.
+/// Returns the earliest expiry time of the artifacts that are not deleted, in Unix milliseconds.
+///
+/// `None` means that no such artifact expires.
 pub(super) async fn next_expiry(connection: &mut SqliteConnection) -> Result<Option<i64>, StoreError> {
     let text = "SELECT min(expires_at) FROM artifacts WHERE deleted = 0 AND expires_at IS NOT NULL";
     Ok(sqlx::query(text).fetch_one(connection).await?.try_get(0)?)

@@ -57,20 +57,20 @@ pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Res
     query.fetch_all(connection).await?.iter().map(pipeline).collect()
 }
 
-/// Returns the root of a pipeline's family.
+/// Returns the root of a pipeline's family. `None` if the pipeline does not exist.
 pub(super) async fn root(connection: &mut SqliteConnection, id: PipelineId) -> Result<Option<i64>, StoreError> {
     let query = sqlx::query("SELECT root FROM pipelines WHERE id = ?").bind(id.0);
     Ok(query.fetch_optional(connection).await?.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// Returns the root of the family of a job's pipeline.
+/// Returns the root of the family of a job's pipeline. `None` if the job does not exist.
 pub(super) async fn root_of_job(connection: &mut SqliteConnection, id: JobId) -> Result<Option<i64>, StoreError> {
     let text = "SELECT root FROM pipelines WHERE id = (SELECT pipeline_id FROM jobs WHERE id = ?)";
     let query = sqlx::query(text).bind(id.0);
     Ok(query.fetch_optional(connection).await?.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// Returns a page of all pipelines.
+/// Returns at most `limit` pipelines with IDs above `after`, ordered by ID.
 pub(super) async fn after(
     connection: &mut SqliteConnection,
     after: PipelineId,

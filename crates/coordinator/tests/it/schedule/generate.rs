@@ -105,6 +105,8 @@ pub(super) fn child(kind: u16) -> Pipeline {
 }
 
 /// A step of a run: `kind` determines an event, and `selector` one of the jobs for which the event is valid.
+///
+/// `restart` is whether the engine is restarted after the step.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) selector: u16,

@@ -98,15 +98,18 @@ impl Build for Pipeline {
 /// An engine, and the state that its actions describe.
 pub(crate) struct EngineHarness {
     pub(crate) engine: Engine,
+    /// Current time in milliseconds.
     pub(crate) now: u64,
     pipelines: BTreeMap<PipelineId, (Pipeline, PipelineOptions)>,
     /// Status of each record according to the actions.
     stored: BTreeMap<JobRef, JobStatus>,
+    /// Status of each pipeline according to the actions.
     published: BTreeMap<PipelineId, JobStatus>,
     /// Number of times that each record was added to the queue.
     pub(crate) enqueued: BTreeMap<JobRef, usize>,
     pub(crate) timers: BTreeMap<JobRef, u64>,
     pub(crate) requested_children: Vec<JobRef>,
+    /// Jobs that were canceled on their runners, and whether gracefully.
     pub(crate) cancels_on_runners: Vec<(JobRef, bool)>,
     pub(crate) reasons: BTreeMap<JobRef, FailureReason>,
 }
@@ -135,13 +138,13 @@ impl EngineHarness {
     }
 
     pub(crate) fn add(&mut self, pipeline: Pipeline) -> PipelineId {
-        self.add_with(pipeline, PipelineOptions::default()).expect("no new pipeline")
+        self.add_with(pipeline, PipelineOptions::default()).expect("the pipeline was rejected")
     }
 
     /// Adds a pipeline whose named jobs need no manual start.
     pub(crate) fn add_with_requested_jobs(&mut self, pipeline: Pipeline, names: &[&str]) -> PipelineId {
         let play: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("no new pipeline")
+        self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("the pipeline was rejected")
     }
 
     /// Adds the child pipeline that a bridge waits for.

@@ -76,6 +76,8 @@ impl Reference {
     }
 
     /// Returns the expected next step of a created job: `wait`, `skip`, `start`, `manual` or `scheduled`.
+    ///
+    /// `stage_inputs` caches the composite status of all earlier stages, by stage.
     fn readiness(
         &self,
         jobs: &[JobState],

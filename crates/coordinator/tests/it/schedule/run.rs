@@ -194,7 +194,11 @@ impl Run {
         panic!("the pipelines do not finish within {limit} events");
     }
 
-    /// Checks that no job is stuck: unfinished jobs wait for a manual start.
+    /// Checks that no job is stuck.
+    ///
+    /// Unfinished jobs must wait for a manual start, or for other jobs or a child that wait for one.
+    ///
+    /// Also checks that each record was added to the queue once, and again each time that it was requeued.
     pub(super) fn expect_finished_or_manual(&self) {
         let all = self.all_jobs();
         let blocked = all.values().flatten().any(|job| job.status == JobStatus::Manual && !job.failure_allowed);

@@ -9,8 +9,8 @@
 //! end of the job: Delete, then the slot is released        next start of the manager: the machine in the lease's record is used again
 //! ```
 //!
-//! Each start of the manager prepares the instances again. This deletes orphaned machines. An orphaned machine is also deleted when its
-//! slot is used again, because the daemon has one machine per slot.
+//! Each start of the manager prepares the instances again. This deletes orphaned machines, which belong to no job. An orphaned machine is
+//! also deleted when its slot is used again, because the daemon has one machine per slot.
 
 mod metrics;
 mod nested;

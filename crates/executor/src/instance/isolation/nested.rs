@@ -45,7 +45,9 @@ pub(in crate::instance) struct NestedMachine {
     trace_lines: Vec<String>,
     /// Addresses of the instance. Empty before it was reached.
     addresses: Mutex<Addresses>,
-    /// Session with the instance over which the machine was created. The first connection takes it.
+    /// Session with the instance over which the machine was created.
+    ///
+    /// The first connection takes it, or the deletion if there was no connection.
     first: Mutex<Option<Arc<dyn Session>>>,
     /// Reason why the machine was lost.
     lost: watch::Sender<Option<String>>,
@@ -56,7 +58,7 @@ impl NestedMachine {
     /// Creates a machine in the slot.
     ///
     /// # Errors
-    /// [`VmError`] if the instance cannot be reached or the daemon cannot create the machine.
+    /// [`VmError`] if the slot was released, the instance cannot be reached, or the daemon cannot create the machine.
     pub(super) async fn create(
         isolation: &Arc<Isolation>,
         held: &HeldLease,
