@@ -180,16 +180,11 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
-<<<<<<< HEAD
-    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
+    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
     ///
     /// # Errors
     /// [`LedgerError`] if the scaler never ran, and its ledger cannot be read. The remaining instances are then unknown.
     pub async fn stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
-=======
-    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
-    pub async fn stop(&self, timeout: Duration) -> Vec<String> {
->>>>>>> s3
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
         remaining
