@@ -49,8 +49,8 @@ impl PluginGroup {
 
     /// Returns the answer to a call about one instance, or `None` if the call must be repeated.
     ///
-    /// The call is repeated if the plugin went down during the call and is up again, because a plugin that is down proves nothing about
-    /// the instance.
+    /// If the plugin is down or goes down during the call, waits until it is up again. Such a failure proves nothing about the instance, so
+    /// the call must then be repeated.
     async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
         match answer {
             Err(error @ (CallError::Down { .. } | CallError::Disconnected { .. })) => {

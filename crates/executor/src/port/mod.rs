@@ -39,7 +39,8 @@ pub trait Executor: Send + Sync + 'static {
     /// Restores the lease of an earlier manager process from its record.
     ///
     /// # Errors
-    /// [`ExecutorError::SlotTaken`] if the slot is in use or unknown; [`ExecutorError::Lost`] if the environment no longer exists.
+    /// [`ExecutorError::SlotTaken`] if the slot is in use. If the environment no longer exists, [`ExecutorError::Lost`], or
+    /// [`ExecutorError::SlotTaken`] on the manager's host.
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError>;
 
     /// Returns the environment of a record without acquiring its slot.

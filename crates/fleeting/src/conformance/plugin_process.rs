@@ -26,7 +26,7 @@ use muster_job::error_chain;
 
 /// Maximum number of log lines that are stored.
 const MAX_LINES: usize = 2_000;
-/// Maximum length of a stored line in bytes.
+/// Maximum length of a stored line in bytes. A longer line is stored in pieces.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes that [`command_line`] reads from each of stdout and stderr.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
