@@ -88,8 +88,9 @@ impl Slots {
         }
     }
 
-    /// Returns the lowest slot of the project whose job has ended. `None` means that no job of the project has ended, or that
-    /// a lower slot is free.
+    /// Returns the lowest slot of the project that is held by a job that has ended.
+    ///
+    /// `None` means that there is no such slot, or that a lower slot is free.
     fn lowest_ending(&self, key: &SlotKey) -> Option<u32> {
         let in_use = self.in_use.lock();
         let lowest_free = lowest_free_of_project(&in_use, key);

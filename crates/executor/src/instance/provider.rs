@@ -66,7 +66,7 @@ pub struct InstanceExecutor {
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// State that the executor shares with its leases.
+/// State that the executor shares with its leases and its background task.
 pub(super) struct ProviderContext {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,

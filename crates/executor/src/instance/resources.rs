@@ -160,7 +160,11 @@ mod tests {
         };
         let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
-        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "CPU time before the first sample of an instance was counted");
+        assert_eq!(
+            now,
+            [3.0, 1.5, 25.0, 9.0],
+            "wrong sums (CPU time before the first sample of an instance does not count)"
+        );
         // The sum of the memory does not fit in 64 bits.
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
         assert_eq!(usage.families().len(), 4, "a metric is missing");

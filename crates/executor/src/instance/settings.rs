@@ -37,7 +37,7 @@ pub enum SettingsError {
 
 /// Returns the configuration of the scaler and the bounds of its histograms.
 ///
-/// `name` is the name of the group, and `seed` initializes the jitter.
+/// `name` is the name of the group if the settings list no groups, and `seed` initializes the jitter.
 ///
 /// # Errors
 /// [`SettingsError::Scaling`] if the scaler cannot use the settings.

@@ -70,7 +70,7 @@ pub struct EnvironmentRequest {
     pub cpu_milli: Option<u32>,
     /// Memory request in bytes. `None` means that the job requests nothing.
     pub memory_bytes: Option<u64>,
-    /// Whether the job uses a sticky context if the environment offers one.
+    /// Whether the job uses a sticky context if the environment offers one: files that jobs of a project leave for each other.
     pub sticky: bool,
     /// Suspended environment to resume. `None` requests a new environment.
     pub resume: Option<ResumeRequest>,

@@ -226,6 +226,8 @@ impl Registry {
     }
 
     /// Returns the capacity of each runner, or an empty list if no capacity has changed since the last call.
+    ///
+    /// A runner that requests no jobs, for example because it has no executor, has a capacity of 0.
     pub fn capacities(&mut self, runners: &[Arc<RunnerSettings>]) -> Vec<(RunnerKey, Capacity)> {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();
@@ -254,7 +256,7 @@ impl Registry {
         }
     }
 
-    /// Waits until a capacity changes. Cancel-safe.
+    /// Waits until a capacity changes, or until the cleanup after a removed executor ends. Cancel-safe.
     pub async fn changed(&mut self) {
         let all = self.shared.values_mut().chain(self.runners.values_mut());
         let changes = all.map(|provided| {

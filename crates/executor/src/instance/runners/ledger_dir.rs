@@ -79,7 +79,7 @@ pub(super) struct LedgerDir<'a> {
 impl LedgerDir<'_> {
     /// Returns the ledger of a runner, and writes its owner file.
     ///
-    /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have instances.
+    /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have jobs or instances.
     ///
     /// # Errors
     /// [`LedgerDirError`] if a file cannot be read or written.
@@ -301,7 +301,7 @@ mod tests {
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start uses the same ledger");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start used another ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
