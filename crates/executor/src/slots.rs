@@ -67,8 +67,8 @@ impl Slots {
 
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     ///
-    /// If a job of the project has ended and still holds a slot below the lowest free one, waits briefly for that slot. The coordinator learns about the end of
-    /// a job before the slot is free, and may assign the next job of the pipeline immediately. The next job finds the checkout and the cache
+    /// If a job of the project has ended and still holds a slot below the lowest free one, waits briefly for that slot.
+    /// The coordinator learns about the end of a job before the slot is free, and may assign the next job of the pipeline immediately. The next job finds the checkout and the cache
     /// volumes of the previous job only in the same slot.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
@@ -211,7 +211,11 @@ mod tests {
         let [lower, ended] = [(), ()].map(|()| slots.take(&project).unwrap());
         ended.announce_end();
         let begin = tokio::time::Instant::now();
-        assert_eq!(slots.wait_for_free(&key(2)).await.slot.project_slot, 0, "slots of the other project were not free");
+        assert_eq!(
+            slots.wait_for_free(&key(2)).await.slot.project_slot,
+            0,
+            "a job of another project did not get its lowest slot"
+        );
         drop(lower);
         let lower = slots.wait_for_free(&project).await;
         assert_eq!(

@@ -1,7 +1,6 @@
 //! The directory for sockets that only this user can access.
 //!
-//! Directories in which all users can create files, such as /tmp, are not candidates. Another user could create a file of the same name
-//! there first, and no directory could then be used.
+//! /tmp is not a candidate. Another user could create a file of the same name there first, so that the directory could not be used.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
