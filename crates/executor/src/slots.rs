@@ -68,8 +68,8 @@ impl Slots {
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     ///
     /// If a job of the project has ended and still holds a slot below the lowest free one, waits briefly for that slot.
-    /// The coordinator learns about the end of a job before the slot is free, and may assign the next job of the pipeline immediately. The next job finds the checkout and the cache
-    /// volumes of the previous job only in the same slot.
+    /// The coordinator learns about the end of a job before the slot is free, and may assign the next job of the pipeline immediately.
+    /// The next job finds the checkout and the cache volumes of the previous job only in the same slot.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
         if let Some(project_slot) = self.lowest_ending(key) {
