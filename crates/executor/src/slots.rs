@@ -67,9 +67,9 @@ impl Slots {
 
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     ///
-    /// If a job of the project has ended and still holds a lower slot, waits briefly for that slot. The coordinator learns about the end of
-    /// a job before the slot is free, and may assign the next job of the pipeline immediately. The next job finds the checkout and the cache
-    /// volumes of the previous job only in the same slot.
+    /// If a job of the project has ended and still holds a slot below the lowest free one, waits briefly for that slot.
+    /// The coordinator learns about the end of a job before the slot is free, and may assign the next job of the pipeline immediately.
+    /// The next job finds the checkout and the cache volumes of the previous job only in the same slot.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
         if let Some(project_slot) = self.lowest_ending(key) {
@@ -88,8 +88,9 @@ impl Slots {
         }
     }
 
-    /// Returns the lowest slot of the project whose job has ended. `None` means that no job of the project has ended, or that
-    /// a lower slot is free.
+    /// Returns the lowest slot of the project that is held by a job that has ended.
+    ///
+    /// `None` means that there is no such slot, or that a lower slot is free.
     fn lowest_ending(&self, key: &SlotKey) -> Option<u32> {
         let in_use = self.in_use.lock();
         let lowest_free = lowest_free_of_project(&in_use, key);
@@ -210,10 +211,18 @@ mod tests {
         let [lower, ended] = [(), ()].map(|()| slots.take(&project).unwrap());
         ended.announce_end();
         let begin = tokio::time::Instant::now();
-        assert_eq!(slots.wait_for_free(&key(2)).await.slot.project_slot, 0, "another project");
+        assert_eq!(
+            slots.wait_for_free(&key(2)).await.slot.project_slot,
+            0,
+            "a job of another project did not get its lowest slot"
+        );
         drop(lower);
         let lower = slots.wait_for_free(&project).await;
-        assert_eq!((lower.slot.project_slot, begin.elapsed()), (0, Duration::ZERO), "a lower slot is free");
+        assert_eq!(
+            (lower.slot.project_slot, begin.elapsed()),
+            (0, Duration::ZERO),
+            "the job waited although a lower slot was free"
+        );
         let next = slots.wait_for_free(&project).await;
         assert_eq!((next.slot.project_slot, begin.elapsed().as_secs()), (2, REUSE_TIMEOUT.as_secs()));
     }

@@ -104,7 +104,8 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileErr
 /// Opens the regular file `name` in a directory. The directory itself must not be a symbolic link.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened, or is not a regular file, `dir` is not a directory, or the name has several components.
+/// [`FileError`] if the file cannot be opened or is not a regular file, if `dir` is not a directory, or if `name` is not the name of a file
+/// (for example `..` or `a/b`).
 pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH | OFlags::DIRECTORY;
     let directory = rustix::fs::open(dir, flags, Mode::empty());
@@ -119,7 +120,7 @@ pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
 /// Opens the regular file `name` in the open directory `directory`. `dir` is the path of that directory, for errors.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened, or is not a regular file, or the name has several components.
+/// [`FileError`] if the file cannot be opened or is not a regular file, or if `name` is not the name of a file (for example `..` or `a/b`).
 pub fn open_at(directory: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
     let path = dir.join(name);
     if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
@@ -182,7 +183,7 @@ pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
     Ok(String::from_utf8_lossy(&tail.await?).into_owned())
 }
 
-/// Runs `work`, which blocks, on a thread for blocking calls. Errors name `path` as the file that was read.
+/// Runs `work`, which blocks, on a thread for blocking calls. A timeout error names `path`.
 ///
 /// # Errors
 /// The error of the work, or [`Problem::Timeout`] after [`READ_TIMEOUT`]. The thread continues after the timeout.

@@ -28,7 +28,7 @@ pub struct DiskUsage {
     pub bytes: u64,
     /// First directory whose content could not be measured, if possible one with [`Unmeasured::is_own`]. `None` means that no directory failed.
     pub unmeasured: Option<Unmeasured>,
-    /// Device and number of the files with several names.
+    /// Device and inode numbers of the files with several names.
     linked: HashSet<(u64, u64)>,
 }
 
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(measured(&dir.path().join("none"), u64::MAX).bytes, 0);
         let mut stopped = DiskUsage::default();
         stopped.add(dir.path(), u64::MAX, &|| true);
-        assert!(stopped.bytes <= empty, "nothing is read after a stop");
+        assert!(stopped.bytes <= empty, "entries were counted after a stop");
     }
 
     /// Lower layers of an overlay have other device numbers, as subvolumes of btrfs do.

@@ -1,7 +1,7 @@
-//! A plugin with random faults that a seed determines, for tests of code that runs plugins.
+//! A plugin with configurable faults, for tests of code that runs plugins. [`Script::draw`] chooses random faults.
 //!
-//! Its process prints a valid or invalid handshake ([`Script::start`]) and continues with [`Script::body`]. [`Script::behaviors`] defines how
-//! its service ([`FaultyPlugin`]) reacts to each call.
+//! The plugin's process prints a valid or invalid handshake ([`Script::start`]) and continues with [`Script::body`]. [`Script::behaviors`] defines
+//! how the plugin's service ([`FaultyPlugin`]) reacts to each call.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -39,7 +39,7 @@ pub enum Behavior {
     Unimplemented,
     /// Panics.
     Panics,
-    /// Returns an invalid response: unknown instances, more than requested, empty IDs, negative states.
+    /// Returns an invalid response, such as unknown or empty IDs, more instances than requested, negative states, or no connector.
     ///
     /// `Heartbeat`, `Resume` and `Shutdown` respond normally.
     InvalidResponse,
@@ -118,7 +118,7 @@ const BODIES: [&str; 4] = [
     "trap '' TERM INT; sleep 600 & exec sleep 600",
 ];
 
-/// A randomly drawn plugin.
+/// A plugin: its process as shell commands, and the behaviors of its service.
 #[derive(Debug, Clone)]
 pub struct Script {
     /// Start of the process, as a shell command. [`WELL_BEHAVED`] prints a valid handshake.

@@ -136,7 +136,7 @@ impl Dial for HeldLease {
 
 /// Execution environment of one lease. Other leases may have environments on the same instance.
 struct InstanceEnvironment {
-    /// Dropped before the slot, so that the next owner of the slot can tell that no other job uses the instance.
+    /// Dropped before the slot. The next owner of the slot counts the references to the machine to see whether another job uses the instance.
     machine: Arc<RemoteMachine>,
     held: Arc<HeldLease>,
 }
@@ -222,7 +222,7 @@ impl Sharing for InstanceEnvironment {
         if used.share_error.is_empty() {
             return;
         }
-        // Logged once, because it applies to all instances of an image.
+        // Logged once per runner, because its instances usually have the same image.
         self.held.shared.warned_no_cgroup.call_once(|| {
             tracing::warn!(
                 runner = self.held.shared.options.name,
@@ -245,7 +245,7 @@ impl Suspend for InstanceEnvironment {
     async fn suspend(&self, owner: &str) -> Result<(), String> {
         let slot = self.suspendable_slot()?;
         slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|reason| reason.to_string())?;
-        // A job that resumes the instance reaches it with new connection details.
+        // Forget the connection, because a job that resumes the instance reaches it with new connection details.
         let name = self.held.shared.name(slot.group(), slot.instance().as_str());
         self.held.shared.instances.lock().remove(&name);
         Ok(())

@@ -10,7 +10,7 @@ use muster_job::error_chain;
 use muster_taskscaler::driver::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 use tokio::sync::watch;
 
-/// Delay before a call that was interrupted by the end of the plugin's process is repeated.
+/// Minimum delay before a call is repeated that failed because the plugin was down.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Instance group of one plugin.
@@ -49,8 +49,8 @@ impl PluginGroup {
 
     /// Returns the answer to a call about one instance, or `None` if the call must be repeated.
     ///
-    /// The call is repeated if the plugin went down during the call and is up again, because a plugin that is down proves nothing about
-    /// the instance.
+    /// If the plugin is down or goes down during the call, waits until it is up again. Such a failure proves nothing about the instance, so
+    /// the call must then be repeated.
     async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
         match answer {
             Err(error @ (CallError::Down { .. } | CallError::Disconnected { .. })) => {

@@ -10,7 +10,9 @@ use muster_taskscaler::driver::{Prepare, StartingInstance};
 use super::provider::ProviderContext;
 use crate::deploy::{DeployError, Dial, Dialed, run_command};
 
-/// Prepares instances: runs the configured command, then starts the agent or deletes orphaned virtual machines.
+/// Prepares instances: runs the configured command, then starts the agent.
+///
+/// With `vm_isolation`, no agent is started on the instance. Instead, orphaned virtual machines are deleted.
 pub(super) struct InstancePreparer {
     pub(super) shared: Weak<ProviderContext>,
     /// Settings with which the scaler was started.

@@ -44,7 +44,7 @@ use crate::{Capacity, Elastic, EnvironmentRequest, Executor, ExecutorError, Leas
 /// Options of an executor for the instances of one runner.
 #[derive(Debug, Clone)]
 pub struct InstanceOptions {
-    /// Name of the runner, for logs and as the name of its group.
+    /// Name of the runner, for logs. Also the name of its instance group if the settings list no groups.
     pub name: String,
     /// Settings in `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
@@ -66,7 +66,7 @@ pub struct InstanceExecutor {
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// State that the executor shares with its leases.
+/// State that the executor shares with its leases and its background task.
 pub(super) struct ProviderContext {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,
@@ -190,7 +190,7 @@ impl InstanceExecutor {
         remaining
     }
 
-    /// Stops like [`Self::stop`], for a runner that was removed from the configuration.
+    /// Stops like [`Self::stop`], for a runner that was removed from the configuration or has another executor now.
     ///
     /// Deletes all instances of the runner, and after the last one the ledger. Returns the IDs of the remaining instances.
     ///
@@ -210,7 +210,7 @@ impl InstanceExecutor {
     }
 
     async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Vec<String>, LedgerError> {
-        // A scaler that has not started does not know the instances in the ledger, which it must delete.
+        // Wait for a scaler that has not started yet, because only a running scaler can delete the instances in the ledger.
         if delete_all && self.scaler().is_none() && self.shared.options.ledger.exists() {
             let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
         }

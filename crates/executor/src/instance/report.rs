@@ -46,7 +46,8 @@ impl InstanceExecutor {
 
     /// Applies an operator's action to an instance or to a group. `by` is a text with the operator's name and reason.
     ///
-    /// The action is stored in the ledger before the result is returned. `None` means that the scaler does not run, or cannot write its ledger now.
+    /// The action is stored in the ledger before the result is returned. `None` means that the scaler does not run, or
+    /// cannot write its ledger now. In the second case, the action is applied once the ledger can be written.
     pub async fn operate(
         &self,
         target: &OperatorTarget,

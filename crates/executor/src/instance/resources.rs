@@ -33,6 +33,7 @@ struct GroupUsage {
     instances: BTreeMap<String, InstanceUsage>,
     /// CPUs that all instances together kept busy between the last two samples.
     cpus: f64,
+    /// Time of the last sample.
     at: Option<Instant>,
 }
 
@@ -76,17 +77,17 @@ impl InstanceUsageTracker {
             ("muster_instances_with_usage", "Instances whose resource usage the plugin reports.", all().count() as f64),
             (
                 "muster_instances_busy_cpus",
-                "Number of busy CPUs of these instances.",
+                "Number of busy CPUs of the instances whose resource usage the plugin reports.",
                 groups.values().map(|usage| usage.cpus).sum(),
             ),
             (
                 "muster_instances_memory_bytes",
-                "Memory usage of these instances in bytes.",
+                "Memory usage in bytes of the instances whose resource usage the plugin reports.",
                 sum(|used| used.memory_bytes),
             ),
             (
                 "muster_instances_processes",
-                "Number of processes on these instances.",
+                "Number of processes on the instances whose resource usage the plugin reports.",
                 sum(|used| u64::from(used.processes)),
             ),
         ] {
@@ -110,12 +111,12 @@ pub(super) async fn follow(
         wait = (wait * 2).min(SAMPLE_INTERVAL.1);
         let Some(status) = scaler.status().await else { return };
         let Some(name) = status.groups.get(group_id.0).map(|group| &group.name) else { return };
-        let is_up = |instance: &&InstanceStatus| instance.group == *name && instance.state != "booting";
-        let ids = status.instances.iter().filter(is_up).take(MAX_INSTANCES_PER_CALL);
+        let has_booted = |instance: &&InstanceStatus| instance.group == *name && instance.state != "booting";
+        let ids = status.instances.iter().filter(has_booted).take(MAX_INSTANCES_PER_CALL);
         let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
-        // The features are checked for each sample, because the plugin may have been restarted in a newer version that supports this.
+        // The features are checked for each sample, because the plugin may have been restarted in a version that reports usage.
         let answer = if ids.is_empty() || !group.features().resource_usage {
             Ok(Vec::new())
         } else {
@@ -159,7 +160,11 @@ mod tests {
         };
         let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
-        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "CPU time before the first sample of an instance was counted");
+        assert_eq!(
+            now,
+            [3.0, 1.5, 25.0, 9.0],
+            "wrong sums (CPU time before the first sample of an instance does not count)"
+        );
         // The sum of the memory does not fit in 64 bits.
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
         assert_eq!(usage.families().len(), 4, "a metric is missing");

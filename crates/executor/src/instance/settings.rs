@@ -37,7 +37,7 @@ pub enum SettingsError {
 
 /// Returns the configuration of the scaler and the bounds of its histograms.
 ///
-/// `name` is the name of the group, and `seed` initializes the jitter.
+/// `name` is the name of the group if the settings list no groups, and `seed` initializes the jitter.
 ///
 /// # Errors
 /// [`SettingsError::Scaling`] if the scaler cannot use the settings.
@@ -52,7 +52,7 @@ pub(super) fn scaler_config(
     Ok((config, scaling.buckets.clone()))
 }
 
-/// Checks settings that are used only when there are instances.
+/// Checks the settings of `vm_isolation`, which are used only when there are instances.
 ///
 /// # Errors
 /// [`SettingsError`] if they are not valid.

@@ -40,7 +40,7 @@ fn hash_number(parts: &[&[u8]]) -> u64 {
     hash.finalize().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Returns the share of a lease.
+/// Returns the job's share of the instance of a lease.
 ///
 /// `home` is the home directory on the instance, if it is known yet. `nested` is true if the job has a separate virtual machine. `shares_host`
 /// is true if the instance is on the manager's host.
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sticky_contexts_and_job_kinds_differ_by_project_and_protection() {
+    fn sticky_contexts_differ_by_project_and_protection_and_job_kinds_by_project_and_name() {
         let settings = AutoscalerSettings { sticky: Some(StickySettings::default()), ..AutoscalerSettings::default() };
         let request_for = |project_id, name: &str, protected| {
             let key = SlotKey { runner: "r".to_owned(), project_id };

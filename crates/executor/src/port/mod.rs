@@ -39,7 +39,8 @@ pub trait Executor: Send + Sync + 'static {
     /// Restores the lease of an earlier manager process from its record.
     ///
     /// # Errors
-    /// [`ExecutorError::SlotTaken`] if the slot is in use or unknown; [`ExecutorError::Lost`] if the environment no longer exists.
+    /// [`ExecutorError::SlotTaken`] if the slot is in use. If the environment no longer exists, [`ExecutorError::Lost`], or
+    /// [`ExecutorError::SlotTaken`] on the manager's host.
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError>;
 
     /// Returns the environment of a record without acquiring its slot.
@@ -69,7 +70,7 @@ pub struct EnvironmentRequest {
     pub cpu_milli: Option<u32>,
     /// Memory request in bytes. `None` means that the job requests nothing.
     pub memory_bytes: Option<u64>,
-    /// Whether the job uses a sticky context if the environment offers one.
+    /// Whether the job uses a sticky context if the environment offers one: files that jobs of a project leave for each other.
     pub sticky: bool,
     /// Suspended environment to resume. `None` requests a new environment.
     pub resume: Option<ResumeRequest>,

@@ -49,7 +49,7 @@ use crate::{Capacity, Executor};
 
 /// All executors, by name and runner.
 pub struct Registry {
-    /// Executors that all runners of a name share.
+    /// Executors that several runners share, by name of the executor.
     shared: BTreeMap<&'static str, ProvidedExecutor>,
     kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
     /// Further names of registered executors.
@@ -106,7 +106,7 @@ impl Registry {
         self.register_kind(name, Arc::new(PerRunner::new(create)))
     }
 
-    /// Registers an executor that all runners of this name share.
+    /// Registers an executor. All runners whose setting `executor` is `name` share it.
     #[must_use]
     pub fn register_shared(mut self, name: &'static str, executor: Arc<dyn Executor>) -> Self {
         self.shared.insert(name, ProvidedExecutor::new(executor));
@@ -136,6 +136,8 @@ impl Registry {
     }
 
     /// Returns the executor of jobs that were received with the given settings. `key` is the current key of their runner.
+    ///
+    /// If the runner no longer has this executor, returns one that provides no environments.
     #[must_use]
     pub fn executor(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Executor> {
         match self.provided(&runner.executor, key) {
@@ -155,7 +157,7 @@ impl Registry {
 
     /// Applies a configuration.
     ///
-    /// Executors of removed runners are removed, except those of runners for which `has_jobs` returns true.
+    /// Executors of runners that were removed or have another executor now are removed, unless `has_jobs` returns true for the runner.
     pub fn configure(&mut self, runners: &[Arc<RunnerSettings>], has_jobs: impl Fn(&RunnerKey) -> bool) {
         self.capacities_dirty = true;
         self.configured.clear();
@@ -213,17 +215,19 @@ impl Registry {
         }
     }
 
-    /// Reports to all executors that the manager requests no more jobs.
+    /// Reports to all executor kinds that the manager requests no more jobs.
     pub fn drain(&mut self) {
         self.kinds.values().for_each(|kind| kind.drain());
     }
 
-    /// Reports to all executors that all leases of an earlier manager process have been announced.
+    /// Reports to all executor kinds that all leases of an earlier manager process have been announced.
     pub fn leases_announced(&mut self) {
         self.kinds.values().for_each(|kind| kind.leases_announced());
     }
 
     /// Returns the capacity of each runner, or an empty list if no capacity has changed since the last call.
+    ///
+    /// A runner that requests no jobs, for example because it has no executor, has a capacity of 0.
     pub fn capacities(&mut self, runners: &[Arc<RunnerSettings>]) -> Vec<(RunnerKey, Capacity)> {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();
@@ -252,7 +256,7 @@ impl Registry {
         }
     }
 
-    /// Waits until a capacity changes. Cancel-safe.
+    /// Waits until a capacity changes, or until the cleanup after a removed executor ends. Cancel-safe.
     pub async fn changed(&mut self) {
         let all = self.shared.values_mut().chain(self.runners.values_mut());
         let changes = all.map(|provided| {
@@ -272,7 +276,7 @@ impl Registry {
         }
     }
 
-    /// Stops all executors, each within about `timeout`.
+    /// Stops the executors of all kinds, each within about `timeout`. Shared executors need no stop.
     pub async fn stop(&mut self, timeout: Duration) {
         self.runners.clear();
         let stopped = join_all(self.kinds.values().map(|kind| kind.stop(timeout)));

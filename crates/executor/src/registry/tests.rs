@@ -97,7 +97,7 @@ async fn runner_keeps_its_executor_under_another_name() {
     let renamed = [runner("b", "docker-autoscaler")];
     registry.configure(&renamed, |_| false);
     assert!(Arc::ptr_eq(&own, &registry.executor(&renamed[0], &renamed[0].key)));
-    assert_eq!(removed.load(Ordering::Relaxed), 0, "the instances of the runner were removed");
+    assert_eq!(removed.load(Ordering::Relaxed), 0, "the executor of the runner was removed");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ pub struct Case {
     /// ID of the case.
     /// IDs with P, H and C are from `docs/spec/fleeting.md`. L stands for the lifecycle of instances.
     pub id: &'static str,
-    /// Behavior of a plugin that passes the case, as a verb phrase.
+    /// Behavior of a plugin that passes the case: a verb phrase about the plugin, or a clause with another subject.
     pub title: &'static str,
 }
 

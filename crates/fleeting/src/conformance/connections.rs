@@ -153,7 +153,7 @@ impl LifecycleRun<'_> {
     }
 }
 
-/// Returns the IDs that an error of `Suspend` lists as suspended.
+/// Returns the IDs that an error of `Suspend` lists as suspended. `None` means that the error has no such list.
 fn accepted_before_error(failure: &CallFailure) -> Option<Vec<String>> {
     let CallFailure::Error(status) = failure else { return None };
     let details = RichStatus::decode(status.details()).ok()?.details;

@@ -49,7 +49,7 @@ async fn check_empty_config(plan: &Plan) -> Outcome {
             return Err(format!("with empty settings: {}", failure.text("Init")));
         }
         if !plan.config.is_null() {
-            // A plugin that requires settings may accept or reject missing ones.
+            // A plugin that requires settings may accept or reject `null` and `{}`.
             return Ok(empty.is_err());
         }
         for config in ["null", "{}"] {

@@ -37,7 +37,8 @@ pub struct Plan {
     pub connector: ConnectorConfig,
     /// Settings of `connector_config` that only a host uses. The kit uses them itself and does not send them to the plugin.
     pub dial: DialOptions,
-    /// Number of instances to create, at least 1. The restart case creates one more. Defaults to 2.
+    /// Number of instances to create, at least 1 and at most the maximum size of the group. Defaults to 2.
+    /// The restart case creates one more after these were deleted.
     pub instances: u32,
     /// Whether to log in to an instance.
     pub connect: Connect,

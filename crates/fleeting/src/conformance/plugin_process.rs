@@ -26,16 +26,16 @@ use muster_job::error_chain;
 
 /// Maximum number of log lines that are stored.
 const MAX_LINES: usize = 2_000;
-/// Maximum length of a stored line in bytes.
+/// Maximum length of a stored line in bytes. A longer line is stored in pieces.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes that [`command_line`] reads from each of stdout and stderr.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
-/// Time for the plugin to accept the streams that stay open.
+/// Time for the plugin to accept the streams that stay open (its output, and its broker).
 /// A Go server may delay its response until it has data to send, but it has received the call before this time ends.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reason why a call has no response.
+/// Reason why a call failed.
 #[derive(Debug, Clone)]
 pub(super) enum CallFailure {
     /// The plugin did not respond in time.

@@ -1,4 +1,4 @@
-//! The report of a run: as text and as JSON.
+//! The report of a run: its summary as text, and the whole report as JSON.
 
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_and_json_have_the_same_content() {
+    fn summary_and_json_show_a_failed_case() {
         let outcomes = [Outcome::Pass, Outcome::Fail("a".to_owned()), Outcome::Skip("reason".to_owned())];
         let verdicts = CASES.iter().zip(outcomes);
         let verdicts =

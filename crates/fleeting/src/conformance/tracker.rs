@@ -7,7 +7,7 @@ use crate::model::InstanceState;
 /// Maximum number of problems, or of instances, that a verdict lists.
 const MAX_LISTED: usize = 3;
 
-/// State of an instance in the latest snapshot, and its history.
+/// State of an instance in the latest snapshot that lists it, and its history.
 #[derive(Debug)]
 struct TrackedInstance {
     state: InstanceState,
@@ -137,7 +137,7 @@ impl InstanceTracker {
         }
     }
 
-    /// Returns the number of instances that the kit has created.
+    /// Returns the number of instances that the kit has created, including those that were deleted since.
     pub(super) fn created_count(&self) -> usize {
         self.instances.values().filter(|instance| !instance.preexisting).count()
     }
@@ -210,23 +210,31 @@ mod tests {
 
     #[test]
     fn inconsistent_snapshots_are_reported() {
-        assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "an instance is missing from the last snapshot");
+        assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "a missing instance was not reported");
         assert_eq!(
             tracker(&[&[], &[("a", 1)], &[("a", 4)]]).lost.len(),
             1,
-            "an instance is in the state timeout, which counts as deleted, without a request"
+            "the state timeout, which counts as deleted, was not reported for an instance without a deletion request"
         );
-        assert_eq!(tracker(&[&[], &[("a", 1)], &[("a", 0)]]).invalid_transitions.len(), 1, "running to creating");
-        assert_eq!(tracker(&[&[], &[("a", 2)]]).invalid_transitions.len(), 1, "first listed as deleting");
+        assert_eq!(
+            tracker(&[&[], &[("a", 1)], &[("a", 0)]]).invalid_transitions.len(),
+            1,
+            "running to creating was not reported"
+        );
+        assert_eq!(
+            tracker(&[&[], &[("a", 2)]]).invalid_transitions.len(),
+            1,
+            "a first listing as deleting was not reported"
+        );
         assert_eq!(
             tracker(&[&[], &[("a", 1)], &[("a", 3)], &[("a", 1)]]).invalid_transitions.len(),
             1,
-            "deleted to running"
+            "deleted to running was not reported"
         );
         assert_eq!(
             tracker(&[&[("", 1)], &[("a", 9)], &[("a", 9), ("a", 9)]]).invalid_snapshots.len(),
             5,
-            "an empty ID, an unknown state three times, and an instance that is listed twice"
+            "expected an empty ID, an unknown state three times, and an instance that is listed twice"
         );
     }
 }

@@ -6,9 +6,9 @@ use super::cases::{CASES, Case};
 use super::plan::Plan;
 use super::report::Report;
 
-/// Reason why the remaining cases are skipped after the run was stopped.
+/// Reason for skipping the cases that were not reached because the run was stopped.
 const STOPPED: &str = "the run was stopped";
-/// Reason why a case is skipped that was not reached, because an earlier case failed.
+/// Reason for skipping the cases that were not reached because an earlier case failed.
 const EARLIER_FAILED: &str = "an earlier case failed";
 
 /// Outcome of a case.
@@ -72,7 +72,7 @@ impl<'a> Run<'a> {
         is_ok
     }
 
-    /// Records [`Outcome::Pass`], or [`Outcome::Fail`] with the reason.
+    /// Records [`Outcome::Pass`], or [`Outcome::Fail`] with the reason. Returns whether `result` is `Ok`.
     pub(super) fn record_result(&mut self, id: &str, result: Result<(), String>) -> bool {
         self.record(id, result.map_or_else(Outcome::Fail, |()| Outcome::Pass))
     }

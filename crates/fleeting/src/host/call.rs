@@ -40,7 +40,7 @@ pub enum CallError {
         cause: String,
     },
     /// The plugin did not respond in time, so the outcome is unknown.
-    /// A process that hangs is killed and restarted ([`super::Timeouts`]).
+    /// The process is killed and restarted after one such call about the group, or after several in a row about instances.
     #[error("plugin {plugin}: no response to {call} within {} s", timeout.as_secs())]
     Timeout {
         /// Name of the plugin.
@@ -219,7 +219,7 @@ impl Caller {
     }
 
     /// Evaluates a response to `Suspend` or `Resume`.
-    /// If the call failed for some of the instances, the details of the error list the others, for which it succeeded.
+    /// If the call succeeded for some of the instances only, the details of the error contain the IDs of these instances.
     fn accept_partial(
         &self,
         call: &'static str,

@@ -45,7 +45,7 @@ pub(crate) struct Streams {
 
 impl Streams {
     /// Waits until the plugin has accepted or refused each stream.
-    /// A plugin may delay that until it has data to send.
+    /// A plugin may delay its response until it has data to send.
     pub(crate) async fn wait_opened(&mut self) {
         let _ = self.opening.recv().await;
     }
@@ -62,7 +62,7 @@ impl Drop for Streams {
 impl Connection {
     /// Connects to the address.
     pub(crate) async fn open(address: &Address) -> Result<Self, tonic::transport::Error> {
-        // The Go host uses the same authority. The connector ignores it and connects to the socket.
+        // The Go host uses the same authority. The connector ignores the authority and connects to `address`.
         let endpoint = Endpoint::from_static("http://unused");
         let channel = match address.clone() {
             Address::Unix(path) => {

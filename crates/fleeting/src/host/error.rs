@@ -26,7 +26,7 @@ pub enum StartError {
     Directory {
         /// Path of the executable.
         path: PathBuf,
-        /// Directories that were tried, each with the reason why it cannot be used.
+        /// Reason why no directory was created.
         source: SocketsError,
     },
     /// The process exited before it printed a handshake.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::protocol::{APP_VERSION, CORE_VERSION};
 
 /// Maximum number of bytes that are read of the first line.
-/// An address is a path, or a host with a port.
+/// Its longest part is the address: a path, or a host with a port.
 pub(super) const MAX_LINE_BYTES: usize = 8 * 1024;
 /// Length above which the sixth field is treated as a certificate.
 const MIN_CERTIFICATE_CHARS: usize = 50;

@@ -100,9 +100,9 @@ fn parse_structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
-/// Number of lines that a plugin may log at once. The lines are copied to the manager's log.
+/// Maximum number of lines that are copied from a plugin's log to the manager's log at once. Further lines are dropped.
 const LINE_BURST: u32 = 2_000;
-/// Number of lines that a plugin may log per second after a burst.
+/// Maximum number of lines that are copied per second after [`LINE_BURST`] lines at once.
 const LINES_PER_SECOND: u32 = 100;
 
 /// Token bucket for the lines of a plugin's log.

@@ -8,7 +8,7 @@ use super::PluginSpec;
 const MASKED: &str = "[masked]";
 /// Minimum length of a secret in bytes. Shorter texts occur in too many other words to be replaced.
 const MIN_SECRET_BYTES: usize = 4;
-/// Words that mark a key as secret if its name contains one of them. The value of such a key, or its table of values, is masked.
+/// Words that mark a key as secret if its name contains one of them. All values of such a key are masked, also those in a table or a list.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
 /// Names of more secret keys. Other names that end in `key` usually are not secret.

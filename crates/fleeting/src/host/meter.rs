@@ -34,7 +34,7 @@ pub struct Counts {
 pub struct Calls {
     /// Number of calls by result.
     pub results: BTreeMap<CallResult, u64>,
-    /// Number of invalid responses, or invalid parts of responses.
+    /// Number of responses that were invalid, completely or in part.
     pub invalid_responses: u64,
     /// Number of calls in each duration bucket of [`CALL_SECONDS`].
     /// The last bucket has the calls that took longer than every bound.

@@ -1,4 +1,4 @@
-//! Starts a plugin's process, restarts it when it exits, and calls it.
+//! The host side of the protocol: starts a plugin's process, restarts it when it exits, and calls it.
 //!
 //! ```text
 //! Group (handle) --calls--> Connection --gRPC over a socket--> plugin process

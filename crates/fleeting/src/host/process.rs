@@ -20,7 +20,7 @@ use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VER
 
 /// Time to read the rest of the log of a process that has ended.
 const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
-/// Number of log lines that the message about a failed start or an exit quotes.
+/// Maximum number of log lines that the message about a failed start or an exit quotes.
 const MAX_TAIL_LINES: usize = 5;
 
 /// Last lines of a plugin's log. After a panic, the panic message and the lines that follow it.

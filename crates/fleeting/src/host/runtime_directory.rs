@@ -1,7 +1,6 @@
 //! The directory for sockets that only this user can access.
 //!
-//! Its parent is never a directory in which other users can create files, such as /tmp. Another user could create a FIFO or a link of the
-//! same name there, and it would be opened before its owner could be checked.
+//! /tmp is not a candidate. Another user could create a file of the same name there first, so that the directory could not be used.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;

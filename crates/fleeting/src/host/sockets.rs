@@ -1,8 +1,8 @@
 //! The directory for a plugin's socket.
 //! Each process has one in the [runtime directory](super::runtime_directory).
 //!
-//! The directory is removed when the plugin's process ends. If the host was killed, the next host removes the directory, which no process
-//! locks any longer.
+//! The directory is removed when the plugin's process ends. A host is a process that runs plugins. If it was killed, the next host removes
+//! the directory, which no process locks any longer.
 
 use std::fs::{File, Permissions};
 use std::io;

@@ -1,4 +1,6 @@
-//! Ledgers of the fleets: one set of files per runner, named by its key, with a file that names the owner.
+//! Ledgers of the fleets: one set of files per runner, named by a hash of the runner's key.
+//!
+//! In the ledger, the scaler records its instances and their leases. The owner file beside it names the runner.
 //!
 //! The key of a runner without an `id` is derived from its token. If the token changes, the runner finds its ledger by URL and name, which
 //! are in the owner file. The stored jobs of the runner are found in the same way.
@@ -17,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::instance::files;
 
-/// Number of hexadecimal digits of a runner's key in a file name.
+/// Number of hexadecimal digits in a file name. They are the start of the SHA-256 hash of a runner's key.
 const KEY_DIGITS: usize = 16;
 /// Setting of a plugin that is the prefix of its machines' names.
 const PREFIX: &str = "prefix";
@@ -49,7 +51,7 @@ pub(super) struct RunnerLedger {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OrphanedLedger {
     pub(super) ledger: PathBuf,
-    /// Name of its former runner, or the runner's key if the runner had no name.
+    /// Name of its former runner, or the runner's key if the runner had no name. Without a readable owner file, the name of an instance group.
     pub(super) runner: String,
     /// IDs of its instances.
     pub(super) instances: Vec<String>,
@@ -77,7 +79,7 @@ pub(super) struct LedgerDir<'a> {
 impl LedgerDir<'_> {
     /// Returns the ledger of a runner, and writes its owner file.
     ///
-    /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have instances.
+    /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have jobs or instances.
     ///
     /// # Errors
     /// [`LedgerDirError`] if a file cannot be read or written.
@@ -116,7 +118,7 @@ impl LedgerDir<'_> {
 
     /// Renames the ledger that `runner` used with its previous token to `to`. Returns the previous content of the ledger's owner file.
     ///
-    /// Only the ledger of a runner without an ID is adopted. The key of a runner with an ID does not depend on its token.
+    /// Only a runner with a name and without an ID adopts a ledger. The key of a runner with an ID does not depend on its token.
     fn adopt_after_token_change(
         &self,
         runner: &RunnerSettings,
@@ -299,7 +301,7 @@ mod tests {
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start uses the same ledger");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start used another ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }

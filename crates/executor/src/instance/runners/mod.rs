@@ -36,7 +36,7 @@ pub use self::fleet_list::{Fleet, FleetList};
 
 /// Name of the executor in the configuration.
 pub const NAME: &str = "instance";
-/// Maximum time to delete the instances of a runner that was removed from the configuration.
+/// Maximum time to delete the instances of a runner that was removed from the configuration or has another executor now.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Hint in log lines about instances that a manager leaves.
 const NEXT_START_HINT: &str = "the next start of the manager uses them again";
@@ -46,7 +46,7 @@ const NEXT_START_HINT: &str = "the next start of the manager uses them again";
 pub struct InstancesOptions {
     /// Directory of the scalers' ledgers.
     pub ledgers: PathBuf,
-    /// Executable of the agent on instances.
+    /// Agent for instances of the manager's platform.
     pub executable: Arc<Executable>,
     /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
@@ -69,7 +69,7 @@ struct State {
     /// Locks of the ledgers, by runner. A fleet that is shutting down may still hold its lock.
     ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
     phase: ManagerPhase,
-    /// Socket for operators. `None` until the first fleet is created.
+    /// Socket for operators. `None` until the first fleet is created, and if the socket could not be opened.
     operators: Option<OperatorSocket>,
 }
 
@@ -135,7 +135,10 @@ impl ExecutorKind for InstanceExecutors {
         let RunnerFleet { fleet, .. } = self.0.state.lock().fleets.remove(runner)?;
         let (shared, key) = (Arc::clone(&self.0), runner.clone());
         let name = fleet.runner.name.clone();
-        tracing::info!(runner = name, "runner was removed from the configuration, deleting its instances");
+        tracing::info!(
+            runner = name,
+            "runner was removed from the configuration or has another executor, deleting its instances"
+        );
         let removed = async move {
             let remaining = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
             log_stopped(&name, remaining, "delete them at the provider, because no manager will");

@@ -83,7 +83,7 @@ async fn canceled_start_leaves_no_process() {
         }
     };
     tokio::select! {
-        started = start => panic!("the plugin never prints a handshake: {started:?}"),
+        started = start => panic!("the start ended, although the plugin prints no handshake: {started:?}"),
         () = process_started => {}
     }
     plugin.wait_dead().await;
