@@ -108,7 +108,7 @@ async fn no_instance_is_left_after_a_thousand_jobs() {
     assert_eq!(counter("fleeting_taskscaler_task_operations_total", "release"), 1000.0);
     let created = counter("fleeting_provisioner_instance_operations_total", "create");
     assert!(created >= 143.0, "1000 jobs with at most seven jobs per instance need 143 instances, not {created}");
-    assert_eq!(scaler.shutdown(TIMEOUT).await, []);
+    assert_eq!(scaler.shutdown(TIMEOUT).await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,7 +146,7 @@ async fn restarted_manager_continues_with_its_leases() {
     claimed.leave_to_next_start();
     unclaimed.leave_to_next_start();
     // The plugin exits, but its instances remain.
-    assert_eq!(first.shutdown(Duration::ZERO).await.len(), 1);
+    assert_eq!(first.shutdown(Duration::ZERO).await.unwrap().len(), 1);
 
     let second = start(start_script_plugin(directory.path(), script).await).await;
     let lease = second.claim(TaskKey::new("claimed")).await.unwrap();
@@ -273,5 +273,5 @@ async fn plugin_without_scaling_code_follows_the_policies() {
     scaler.set_policies(policies(0, Duration::ZERO));
     drop(leases);
     wait_for_instances(&scaler, 0).await;
-    assert_eq!(scaler.shutdown(TIMEOUT).await, []);
+    assert_eq!(scaler.shutdown(TIMEOUT).await.unwrap(), []);
 }

@@ -183,7 +183,7 @@ impl InstanceExecutor {
     /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
     ///
     /// # Errors
-    /// [`LedgerError`] if the scaler never ran, and its ledger cannot be read. The remaining instances are then unknown.
+    /// [`LedgerError`] if the scaler never ran or did not answer, and its ledger cannot be read. The remaining instances are then unknown.
     pub async fn stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
@@ -227,15 +227,17 @@ impl InstanceExecutor {
         // The other half is for the deletion of instances.
         self.shared.isolation.wait_idle(timeout / 2).await;
         let timeout = timeout.saturating_sub(began.elapsed());
-        let Some(scaler) = self.shared.scaler.send_replace(None) else {
-            return FileLedger::rows(&self.shared.options.ledger).map(|rows| instance_ids(&rows));
-        };
+        let in_ledger = || FileLedger::rows(&self.shared.options.ledger).map(|rows| instance_ids(&rows));
+        let Some(scaler) = self.shared.scaler.send_replace(None) else { return in_ledger() };
         if delete_all {
             scaler.delete_all_on_shutdown();
         }
         let timeout =
             if delete_all { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
-        Ok(scaler.shutdown(timeout).await.into_iter().map(|instance| instance.id).collect())
+        match scaler.shutdown(timeout).await {
+            Some(remaining) => Ok(remaining.into_iter().map(|instance| instance.id).collect()),
+            None => in_ledger(),
+        }
     }
 }
 

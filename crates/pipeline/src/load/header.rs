@@ -354,7 +354,7 @@ fn list_as_json(node: &Node) -> Option<String> {
 
 /// Returns true if an option is equal to the value. Numbers are compared by value: `1.0` equals `1`.
 ///
-/// Strings, lists and numbers can be equal. Values of other types never are.
+/// Strings, booleans, lists and numbers can be equal. Values of other types never are.
 fn values_equal(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {
@@ -364,6 +364,7 @@ fn values_equal(option: &Node, value: &Node) -> bool {
     };
     match (&option.value, &value.value) {
         (Value::String(option), Value::String(value)) => option == value,
+        (Value::Bool(option), Value::Bool(value)) => option == value,
         (Value::List(_), Value::List(_)) => list_as_json(option).is_some_and(|text| list_as_json(value) == Some(text)),
         _ => number(option).is_some_and(|option| number(value) == Some(option)),
     }

@@ -321,7 +321,11 @@ pub(super) fn push_json(out: &mut String, value: &Value) {
             let _ = write!(out, "{}", serde_json::Value::from(&**text));
         }
         Value::Null => out.push_str("null"),
-        _ => push_text(out, value),
+        // A reference that is not resolved here, such as one in `include:inputs`, is the list of its keys.
+        Value::Reference(keys) => {
+            let _ = write!(out, "{}", serde_json::Value::from(keys.as_slice()));
+        }
+        Value::Bool(_) | Value::Int(_) | Value::Float(_) => push_text(out, value),
     }
 }
 

@@ -112,6 +112,7 @@ fn c230_boolean_inputs_accept_the_texts_true_and_false() {
 #[test]
 fn c230_options_of_a_list_apply_to_its_elements() {
     assert_eq!(first_script_line("{x: {type: array, options: [a, b, c]}}", "{x: [a, c]}"), "<[\"a\", \"c\"]>");
+    assert_eq!(first_script_line("{x: {type: array, options: [true, a]}}", "{x: [true]}"), "<[true]>");
     let found = input_errors("{x: {type: array, options: [a, b]}}", "{x: [a, z]}");
     assert!(found.len() == 1 && found[0].contains("is not one of the options: a, b"), "{found:?}");
 }

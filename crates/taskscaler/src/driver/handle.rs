@@ -245,9 +245,11 @@ impl Scaler {
 
     /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
     ///
+    /// `None` means that the remaining instances are unknown, because the scaler did not answer in time.
+    ///
     /// No more slots are assigned. Waits up to `timeout` for leases to end and for deletions, and then up to ten seconds for the
     /// plugins to stop.
-    pub async fn shutdown(&self, timeout: Duration) -> Vec<InstanceStatus> {
+    pub async fn shutdown(&self, timeout: Duration) -> Option<Vec<InstanceStatus>> {
         let end = tokio::time::Instant::now() + timeout + PLUGIN_STOP_TIMEOUT;
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Shutdown { timeout, reply });
@@ -258,7 +260,7 @@ impl Scaler {
             tracing::error!("scaler did not shut down in time, aborting it; the next start resumes from its ledger");
             task.abort();
         }
-        remaining.ok().and_then(Result::ok).unwrap_or_default()
+        remaining.ok().and_then(Result::ok)
     }
 
     fn send(&self, event: Event) {

@@ -445,13 +445,12 @@ impl ScalerTask {
     async fn stop(mut self) {
         self.calls.shutdown().await;
         self.status_watches.shutdown().await;
-        let remaining = self.engine.status(self.now()).instances;
+        if let Some(shutdown) = self.shutdown.take() {
+            let _ = shutdown.reply.send(self.engine.status(self.now()).instances);
+        }
         let plugins = std::mem::take(&mut *self.shared.plugins.lock().unwrap_or_else(PoisonError::into_inner));
         for plugin in plugins {
             plugin.stop().await;
-        }
-        if let Some(shutdown) = self.shutdown.take() {
-            let _ = shutdown.reply.send(remaining);
         }
     }
 }

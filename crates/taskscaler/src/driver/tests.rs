@@ -31,6 +31,8 @@ struct Cloud {
     initial_state: Mutex<InstanceState>,
     /// Whether delete calls have no effect.
     ignores_deletions: AtomicBool,
+    /// Whether the plugin never stops.
+    never_stops: AtomicBool,
 }
 
 const UP: PluginAvailability = PluginAvailability::Up { max_size: 0 };
@@ -45,6 +47,7 @@ impl Cloud {
             panicking_calls: AtomicU32::new(0),
             initial_state: Mutex::new(InstanceState::Running),
             ignores_deletions: AtomicBool::new(false),
+            never_stops: AtomicBool::new(false),
         })
     }
 
@@ -115,7 +118,11 @@ impl InstanceGroupPort for Cloud {
         self.require_up()
     }
 
-    async fn stop(self: Arc<Self>) {}
+    async fn stop(self: Arc<Self>) {
+        if self.never_stops.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 async fn scaler(cloud: &Arc<Cloud>, idle: u32) -> Scaler {

@@ -54,6 +54,7 @@ pub(crate) struct PipelineSpec {
     predefined: Vec<Variable>,
     project_variables: Vec<StoredVariable>,
     pipeline_variables: Vec<Variable>,
+    unset_variables: Vec<String>,
     config_path: String,
     project_path: String,
     changed_paths: Option<Vec<String>>,
@@ -94,6 +95,7 @@ impl PipelineSpec {
             predefined: context.predefined.clone(),
             project_variables: context.project_variables.iter().map(scoped).collect(),
             pipeline_variables: context.pipeline_variables.clone(),
+            unset_variables: context.unset_variables.clone(),
             config_path: context.config_path.clone(),
             project_path: context.project_path.clone(),
             changed_paths: context.changed_paths.clone(),
@@ -122,7 +124,7 @@ impl PipelineSpec {
 
     /// Returns the stored part of the context that the pipeline was compiled for.
     ///
-    /// The context has no inputs, no tracked paths, no list of removed variables, no [`Context::changed_since`], and the default options of
+    /// The context has no inputs, no tracked paths, no [`Context::changed_since`], and the default options of
     /// the compiler.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredVariable| ScopedVariable {
@@ -138,6 +140,7 @@ impl PipelineSpec {
             predefined: self.predefined.clone(),
             project_variables: self.project_variables.iter().map(scoped).collect(),
             pipeline_variables: self.pipeline_variables.clone(),
+            unset_variables: self.unset_variables.clone(),
             config_path: self.config_path.clone(),
             project_path: self.project_path.clone(),
             changed_paths: self.changed_paths.clone(),
