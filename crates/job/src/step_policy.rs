@@ -48,7 +48,7 @@ pub struct StepLimits {
     pub cpu_milli: Option<u32>,
     /// Memory in bytes, for all processes of the job together. `None` means no limit.
     pub memory_bytes: Option<u64>,
-    /// Maximum size of each file that a process writes. `None` means no limit.
+    /// Maximum size in bytes of each file that a process writes. `None` means no limit.
     pub file_bytes: Option<u64>,
     /// Disk space in bytes that the job's directory and its temporary directory may hold together. `None` means no limit.
     pub disk_bytes: Option<u64>,

@@ -103,8 +103,8 @@ impl Secrets {
     ///
     /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
     /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately,
-    /// because programs may print or indent single lines. All prefixes are used, whereas GitLab ignores those after the
-    /// fifteenth.
+    /// because programs may print or indent single lines. All prefixes are used, whereas gitlab-runner uses only the fifteen shortest
+    /// ones, including the built-in ones.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
