@@ -55,7 +55,7 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
-    /// Returns limits that keep both these limits and `other`.
+    /// Returns the stricter value of each limit of `self` and `other`.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         fn lower<T: Ord + Copy>(own: Option<T>, other: Option<T>) -> Option<T> {

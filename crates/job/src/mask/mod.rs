@@ -62,7 +62,9 @@ pub struct Secrets(Arc<Texts>);
 /// Texts by which secrets are recognized.
 #[derive(Clone, Default)]
 struct Texts {
+    /// Masked values, their quoted forms and their longer lines.
     phrases: Vec<Vec<u8>>,
+    /// Token prefixes.
     prefixes: Vec<Vec<u8>>,
     /// The texts, prepared for the search when it starts for the first time.
     patterns: OnceLock<Patterns>,

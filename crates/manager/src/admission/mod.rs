@@ -59,7 +59,7 @@ pub(crate) struct PollId(u64);
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or the job that it brought.
+    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or that of an answer that arrived first.
     pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
