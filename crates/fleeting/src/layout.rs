@@ -29,7 +29,8 @@ pub(crate) fn escape(text: &str) -> String {
 
 /// Reverses [`escape`]. Returns `None` for a text that [`escape`] cannot produce.
 ///
-/// In an address in brackets, `!` is always a colon, because such an address has no upper-case letters.
+/// In an address in brackets, `!` is always a colon, because such an address has no upper-case letters. Elsewhere, `!` is a colon only
+/// before a digit, such as the first digit of a port.
 #[cfg(feature = "install")]
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut text = String::new();

@@ -7,7 +7,7 @@ use muster_job::{go_architecture, go_architecture_of, go_os};
 /// Operating system and architecture of a machine, written as `linux/arm64`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Platform {
-    /// Operating system: `linux`, `windows` or `darwin`.
+    /// Operating system, such as `linux`, `windows` or `darwin`.
     pub os: String,
     /// Architecture, such as `amd64`, `arm64` or `arm`.
     pub arch: String,

@@ -277,6 +277,7 @@ mod tests {
         assert!(violation.to_string().ends_with("a, b"), "{violation}");
         no_secret("a log", b"the [MASKED]", [&b"secret"[..], b""]).unwrap();
         let violation = no_secret("a log", b"the secret!", [&b"secret"[..]]).unwrap_err();
+        // The message itself contains the word `secret`, but must not quote the content.
         assert!(!violation.to_string().contains("secret!"), "{violation}");
     }
 }

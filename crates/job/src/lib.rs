@@ -1,8 +1,8 @@
 //! Domain types that all crates share: IDs, states and their transitions, variables, failure reasons, and masking of
 //! secrets ([`mask`]).
 //!
-//! The crate does no I/O, contains no async code, and defines no wire formats. `runner-api` and `agent-api` convert
-//! between these types and their own.
+//! The crate does no I/O and contains no async code. `runner-api` and `agent-api` define the messages on the wire. Some of
+//! these messages contain types of this crate, such as [`Variable`] and [`StepPolicy`], in their serde format.
 //!
 //! Invariants: an invalid state transition returns an error. A [`Secret`] never prints its value.
 

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns whether an address belongs to the loopback interface: `localhost` or an IP address, with or without a port.
+/// Returns whether an address, with or without a port, belongs to the loopback interface.
 ///
-/// An IPv6 address without a port may be in brackets. No name is resolved.
+/// An IPv6 address without a port may be in brackets. Names are not resolved: `localhost` is the only one that matches.
 #[must_use]
 pub fn is_loopback(address: &str) -> bool {
     let with_port = address.parse::<SocketAddr>().map(|address| address.ip());

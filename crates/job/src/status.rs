@@ -48,7 +48,7 @@ impl JobStatus {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
     }
 
-    /// Returns true if a runner executes the job.
+    /// Returns true for running and canceling: a runner executes the job, or the pipeline of a bridge is running.
     #[must_use]
     pub fn is_on_runner(self) -> bool {
         matches!(self, Self::Running | Self::Canceling)

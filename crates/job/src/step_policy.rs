@@ -1,4 +1,4 @@
-//! Policy of an operator: which steps a job may call, and what limits apply to them. Pure.
+//! Policy of an operator: which steps a job may call, and what limits apply to them.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,14 +48,14 @@ pub struct StepLimits {
     pub cpu_milli: Option<u32>,
     /// Memory in bytes, for all processes of the job together. `None` means no limit.
     pub memory_bytes: Option<u64>,
-    /// Maximum size of each file that a process writes. `None` means no limit.
+    /// Maximum size in bytes of each file that a process writes. `None` means no limit.
     pub file_bytes: Option<u64>,
     /// Disk space in bytes that the job's directory and its temporary directory may hold together. `None` means no limit.
     pub disk_bytes: Option<u64>,
 }
 
 impl StepLimits {
-    /// Returns limits that keep both these limits and `other`.
+    /// Returns the stricter value of each limit of `self` and `other`.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         fn lower<T: Ord + Copy>(own: Option<T>, other: Option<T>) -> Option<T> {
@@ -100,7 +100,7 @@ impl StepPolicy {
         self.check_with_default(step, matches!(step, StepReference::Builtin { .. }))
     }
 
-    /// Checks a step that the list of a job or a step file calls.
+    /// Checks a step that the `run:` list of a job or a step file calls.
     ///
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
@@ -259,6 +259,7 @@ mod tests {
         };
         assert!(policy.check(&builtin("script")).is_ok());
         assert!(policy.check(&builtin("cache/save")).is_err());
+        // A script of a `run:` list is not a built-in step, and a service or an upload needs a rule if a list calls it.
         assert!(policy.check(&StepReference::Script).is_err());
         for (name, is_allowed) in [("service", false), ("artifacts/upload", false), ("artifacts/download", true)] {
             assert_eq!(policy.check_call(&builtin(name)).is_ok(), is_allowed, "{name}");
@@ -281,7 +282,7 @@ mod tests {
         let found = |text: &str| policy.limits_of(&StepReference::parse(text).unwrap());
         assert_eq!(found("./trusted"), None);
         assert_eq!(found("./other"), Some((1, &limits)));
-        assert_eq!(found("dist://script"), None, "a step that is denied has no limits");
+        assert_eq!(found("dist://script"), None, "a denied step has limits");
         let other = StepLimits { file_bytes: Some(5), memory_bytes: Some(3), ..StepLimits::default() };
         let both = StepLimits { no_network: true, file_bytes: Some(5), memory_bytes: Some(3), ..limits.clone() };
         assert_eq!((limits.and(&other), other.and(&limits)), (both.clone(), both));

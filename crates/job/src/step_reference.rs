@@ -24,7 +24,7 @@ pub const REPLACEABLE_BUILTINS: [&str; 6] =
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepReference {
-    /// A shell script, written in the list itself.
+    /// A shell script, written in the `run:` list itself.
     Script,
     /// A step file of the repository or of the machine.
     Local {

@@ -59,7 +59,7 @@ impl fmt::Debug for Variable {
     }
 }
 
-/// A value that is never printed, such as a token or password (invariant J6 in docs/spec/life-of-a-job.md).
+/// A value that is never printed, such as a token or password (invariant J6 of ARCHITECTURE.md).
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);

@@ -1,4 +1,4 @@
-//! Wall-clock time as a port, so that tests can move it instead of waiting.
+//! Wall-clock time behind a trait, so that tests can set it instead of waiting.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -75,7 +75,7 @@ impl ManualClock {
         self.now.send_replace(now);
     }
 
-    /// Waits for a call of [`WallClock::sleep_until`] with a future time, and returns that time.
+    /// Waits until the last call of [`WallClock::sleep_until`] has a future time, and returns that time.
     pub async fn next_wake_up(&self) -> SystemTime {
         let mut wake_up = self.wake_up.subscribe();
         loop {

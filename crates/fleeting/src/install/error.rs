@@ -36,7 +36,7 @@ pub enum InstallError {
     NoVersion {
         /// Reference of the plugin.
         reference: String,
-        /// The available versions, or the reason why none can be selected, as a clause.
+        /// Clause that lists the available versions, or that explains why none can be selected.
         available: String,
     },
     /// The plugin is not published for this platform.
@@ -46,7 +46,7 @@ pub enum InstallError {
         reference: String,
         /// This platform.
         platform: String,
-        /// Platforms for which the plugin is published, as a clause.
+        /// Clause that lists platforms for which the plugin is published, or states that its index names none.
         available: String,
     },
     /// The image does not contain a plugin.

@@ -265,8 +265,8 @@ pub async fn available(
 }
 
 /// Selects the highest matching version, and its archive for this platform.
-/// Versions are selected from the list of tags and not by an alias tag, because the resolver later selects the version for a constraint in
-/// the same way.
+/// An exact version is its own tag. Any other constraint selects from the registry's list of tags, as the resolver later selects from the
+/// installed versions. An alias tag, such as `latest` or `1.2`, is used only if the registry does not list its tags.
 async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
     let reference_text = || reference.to_string();
     let registry_error = |source| InstallError::from_registry(reference, source);
@@ -289,7 +289,6 @@ async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Ver
                             .to_owned();
                     return Err(InstallError::NoVersion { reference: reference_text(), available });
                 }
-                // Try the alias tag, such as `latest` or `1.2`.
                 alias => alias.to_string(),
             },
         },

@@ -1,14 +1,14 @@
 //! Installs plugins from registries, resolves their names and verifies their digests.
 //!
 //! ```text
-//! <directory>/plugins.lock                             digests of all versions that were ever installed
+//! <directory>/plugins.lock                             digests of all versions ever installed, unless they were forgotten
 //! <directory>/<registry>/<path>/<version>/plugin       an installed plugin; several versions side by side
 //! <directory>/.partial/<digest>                        an incomplete download
 //! ```
 //!
 //! A version is complete or does not exist: it is unpacked next to its final directory and renamed. Its digest is stored durably before
 //! the rename. If the same version is installed again, it must have the same digest, unless the user accepts a new digest. The directory has
-//! GitLab's layout, so Muster and GitLab's tools find the plugins that the other one has installed.
+//! GitLab's layout, so Muster finds the plugins that GitLab's tools have installed, and the reverse.
 
 mod error;
 mod installer;

@@ -214,7 +214,7 @@ pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, 
 }
 
 /// Checks that the files of an installed version are unchanged.
-/// A version without a lock file entry is not checked.
+/// A version is not checked if the lock file has no entry for it, or if this user may not read the lock file.
 fn check_unchanged(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
     let (named, executable) = (plugin.to_owned(), installed.executable.clone());
     match store.changes(installed) {

@@ -111,7 +111,7 @@ impl FakeDaemon {
         self.shared.state().created
     }
 
-    /// Returns how often the daemon was initialized, and its configuration.
+    /// Returns the number of `Init` calls, and the configuration of the last one. It is empty before the first call.
     #[must_use]
     pub fn initialized(&self) -> (u32, Vec<u8>) {
         let state = self.shared.state();

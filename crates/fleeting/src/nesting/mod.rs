@@ -75,7 +75,7 @@ pub struct VirtualMachine {
 pub struct Created {
     /// The new machine.
     pub machine: VirtualMachine,
-    /// ID of the machine that was removed from the slot. `None` means that the slot was empty.
+    /// ID of the machine that was removed from the slot. `None` means that the slot was empty, or that no slot was given.
     pub stomped: Option<String>,
 }
 
@@ -175,7 +175,8 @@ impl Nesting {
     /// Creates a machine from an image. The machine that was in `slot` is removed first.
     ///
     /// # Errors
-    /// [`NestingError`]. After a [`NestingError::Timeout`], a machine may exist. The next machine in the slot replaces it.
+    /// [`NestingError`]. After [`NestingError::Timeout`] or [`NestingError::Unreachable`], the machine may exist. If it has a slot, the next
+    /// machine in this slot replaces it.
     pub async fn create(&self, image: &str, slot: Option<i32>) -> Result<Created, NestingError> {
         let request = wire::CreateRequest { name: image.to_owned(), slot };
         let send = |mut client: Client| {
@@ -230,7 +231,7 @@ impl Nesting {
         Ok(removed)
     }
 
-    /// Makes a call. If the daemon is not initialized, initializes it and repeats the call (case N4).
+    /// Makes a call. If the daemon is not initialized, initializes it and repeats the call (cases N1 and N4).
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         call: &'static str,

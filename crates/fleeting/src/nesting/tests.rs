@@ -38,7 +38,7 @@ async fn connect(socket: &Path, timeouts: NestingTimeouts) -> Result<Nesting, Ne
     Nesting::connect(Arc::new(LocalSession), &host, &json!({"image_directory": "/i"}), timeouts).await
 }
 
-/// Starts a daemon, which runs until the first value is dropped.
+/// Starts a daemon and connects to it. The daemon runs until the first value of the result is dropped.
 async fn start(
     hypervisor: StubHypervisor,
     is_raced: bool,

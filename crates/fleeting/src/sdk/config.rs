@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// Reason why `plugin_config` is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not a JSON object. The message starts as in Go plugins, so that web searches find it.
+    /// The text is neither a JSON object nor `null`. The message starts as in Go plugins, so that web searches find it.
     #[error("unmarshaling config: {0}")]
     Json(String),
     /// A value has the wrong type or is missing.
@@ -25,7 +25,7 @@ pub(super) struct UnknownKey {
 }
 
 impl UnknownKey {
-    /// Finds the most similar known key. At most a third of the letters of the known key may differ.
+    /// Finds the most similar known key. At most a third of the letters of the known key may differ. One letter may always differ.
     fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
         let lower = key.to_lowercase();
         let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());
@@ -71,7 +71,8 @@ pub(super) fn deserialize<C: DeserializeOwned>(config: Value) -> Result<C, Confi
     })
 }
 
-/// Removes the value from serde's message, because it may be a secret.
+/// Removes the value from serde's messages about invalid types and values, because it may be a secret.
+/// Other messages are unchanged. One of them contains a value: the name of an unknown variant of an enumeration.
 fn without_value(message: &str) -> String {
     let Some((before, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let kinds = ["invalid type: ", "invalid value: "];

@@ -309,7 +309,7 @@ mod tests {
         let error = sh(&script, "", Duration::from_millis(500)).await.unwrap_err().to_string();
         assert_eq!(error, "sh did not exit within 0.5 s and was killed; stderr: waiting");
         let pid: i32 = std::fs::read_to_string(directory.path().join("pid")).unwrap().trim().parse().unwrap();
-        // The process was killed. Otherwise it would sleep for ten minutes.
+        // Waits until the background process has exited. If it was not killed, it sleeps for ten minutes.
         let has_exited = || {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.is_empty() || stat.contains(") Z ")

@@ -26,7 +26,8 @@ pub(crate) enum ListenError {
     Path { path: PathBuf },
 }
 
-/// Listens on a socket with a random name in the directory that the host requests.
+/// Listens on a socket with a random name in the directory that the host requests, or else in the temporary
+/// directory.
 ///
 /// # Errors
 /// [`ListenError`].

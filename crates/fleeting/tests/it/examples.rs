@@ -35,7 +35,8 @@ fn python_example_has_current_protocol() {
 
 /// Requirement R045: plugins do not use the host, the scaler or the manager.
 ///
-/// They use only the SDK and the crates `remote` and `files`. Host and scaler contain no names of providers.
+/// They use only the modules `sdk` and `connector` of this crate, and the crates `muster-remote` and `muster-files`. Host and scaler contain
+/// no names of providers.
 #[test]
 fn plugins_use_only_the_sdk_and_hosts_know_no_provider() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");

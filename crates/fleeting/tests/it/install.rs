@@ -225,7 +225,7 @@ async fn interrupted_download_is_continued() {
     let content: Vec<u8> = (0..300_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[1]).collect();
     let packed = archive(&content);
     let digest = fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
-    // The first half of the blob at the registry is overwritten.
+    // The first half of the blob at the registry is overwritten, so that only a continued download gets the right content.
     let half = packed.len() / 2;
     let mut changed = packed.clone();
     changed[..half].fill(0);

@@ -1,4 +1,4 @@
-//! Tests killed installs, concurrent installs, and installs whose files were changed.
+//! Tests killed installs, concurrent installs, installs whose files were changed, and version ranges at a registry without a list of tags.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -47,6 +47,7 @@ async fn damaged_version_is_repaired_in_place() {
         0o644,
         "other users must be able to verify the plugins"
     );
+    // A repair must install the same version again, not this newer one.
     fixture.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
     std::fs::write(&installed.executable, b"two").unwrap();
     // The directory is large, so that removing it before the rename would leave a noticeable gap.
@@ -119,7 +120,7 @@ async fn stalling_proxy(upstream: String, bytes: u64, stalled: Arc<Notify>, proc
 #[tokio::test]
 async fn slow_download_does_not_block_other_installs() {
     let Some(fixture) = Fixture::new() else { return };
-    // Pseudo-random content, which cannot be compressed, makes the download longer than the proxy forwards before it stalls.
+    // Pseudo-random content cannot be compressed, so the download is longer than the 100,000 bytes after which the proxy stalls.
     let next =
         |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     let content: Vec<u8> =

@@ -14,7 +14,7 @@ const EXPECTED_DIRECTORY: &str = "MUSTER_TEST_SOCKETS_IN";
 /// Time after which the start counts as hanging.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Directories with which another user attacks the host.
+/// Directories of a test in which another user attacks the host.
 struct Attack {
     _root: TempDir,
     shared: PathBuf,
@@ -51,6 +51,7 @@ impl Attack {
             if rustix::process::geteuid().is_root() {
                 chown(&path, Some(65534), Some(65534)).unwrap();
             }
+            // The host removes directories of killed hosts only if they are older than a minute.
             let hour_ago = SystemTime::now() - Duration::from_secs(3600);
             std::fs::File::open(&path).unwrap().set_modified(hour_ago).unwrap();
         }

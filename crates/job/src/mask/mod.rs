@@ -62,7 +62,9 @@ pub struct Secrets(Arc<Texts>);
 /// Texts by which secrets are recognized.
 #[derive(Clone, Default)]
 struct Texts {
+    /// Masked values, their quoted forms and their longer lines.
     phrases: Vec<Vec<u8>>,
+    /// Token prefixes.
     prefixes: Vec<Vec<u8>>,
     /// The texts, prepared for the search when it starts for the first time.
     patterns: OnceLock<Patterns>,
@@ -103,8 +105,8 @@ impl Secrets {
     ///
     /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
     /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately,
-    /// because programs may print or indent single lines. All prefixes are used, whereas GitLab ignores those after the
-    /// fifteenth.
+    /// because programs may print or indent single lines. All prefixes are used, whereas gitlab-runner uses only the fifteen shortest
+    /// ones, including the built-in ones.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }

@@ -109,7 +109,7 @@ impl Phrases {
         self.held_at += bytes.len() as u64;
     }
 
-    /// Processes a visible byte.
+    /// Processes a visible byte. While no phrase is in progress, the bytes of escape sequences count as visible, too.
     fn push_visible(&mut self, byte: u8, out: &mut Vec<u8>) {
         // Both states are equal until an escape sequence occurs.
         let same = self.visible_state == self.raw_state;

@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-/// Backoff after failures.
+/// Backoff after failures, and after refusals until the runner counts as unhealthy.
 ///
 /// The cap is low, so that a recovery is noticed soon. That costs little, because the manager sends only one request at a time during a
 /// backoff.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// Backoff between the probes of a runner that the coordinator refuses.
+/// Backoff between the probes of an unhealthy runner. The runner's `unhealthy_interval` limits it further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
 /// Longest wait that an answer other than 429 can request. The `Retry-After` of a maintenance page is only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ pub(crate) struct Limits {
     pub(crate) request_concurrency: usize,
     /// Whether the number of requests adapts to their results.
     pub(crate) adaptive: bool,
-    /// Whether to wait for the check interval after a job.
+    /// Whether to wait for the check interval after an answer with a job.
     pub(crate) strict: bool,
     /// Number of consecutive refusals after which the runner counts as unhealthy.
     pub(crate) unhealthy_requests_limit: u32,
@@ -92,7 +92,7 @@ pub(crate) enum Outcome {
 pub(crate) enum Notice {
     /// No usable answer. The request will be repeated.
     Failed { failures: u32, wait: Duration },
-    /// The coordinator refused the runner again. `unhealthy` is true if the runner now counts as unhealthy.
+    /// The coordinator refused the runner, or no client could be created. `unhealthy` is true if the runner now counts as unhealthy.
     Refused { refusals: u32, wait: Duration, unhealthy: bool },
     /// Requests succeed again after this number of failures or refusals.
     Recovered { failures: u32 },
@@ -139,7 +139,7 @@ pub(super) struct RunnerEntry {
     /// coordinator halves it. gitlab-runner multiplies by 1.1, 0.95 and 0.5 within the same bounds.
     adaptive: usize,
     not_before: Option<Instant>,
-    /// Whether the pause after the last empty answer was skipped.
+    /// Whether the pause after the last empty answer was skipped because the queue had changed.
     polled_without_wait: bool,
     /// Whether the last answer was a job that was received before.
     was_duplicate: bool,

@@ -59,7 +59,7 @@ pub(crate) struct PollId(u64);
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or the job that it brought.
+    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or that of an answer that arrived first.
     pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
@@ -222,7 +222,7 @@ impl Admission {
         stats.collect()
     }
 
-    /// Returns the statistics of one runner. `None` if it is not configured.
+    /// Returns the statistics of one runner. `None` means that the runner is not configured.
     pub(crate) fn stats_of(&self, runner: &RunnerKey, now: Instant) -> Option<RunnerStats> {
         let entry = self.entries.iter().find(|entry| entry.limits.key == *runner)?;
         Some(entry.stats(self.polls_of(runner), self.jobs_of(runner), now))
@@ -257,7 +257,7 @@ impl Admission {
         self.cancel(due.into_iter().map(|(id, _)| id), decisions);
     }
 
-    /// Uses the free capacity: first runners without a request, and among them the one that waited longest.
+    /// Uses the free capacity: first the runner with the fewest requests in flight, and among equals the one that waited longest.
     fn start_allowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
         while self.polls.len() < self.free_capacity() {
             let candidates = self.entries.iter().enumerate().filter(|(_, entry)| self.can_poll_now(entry, now));
@@ -309,7 +309,7 @@ impl Admission {
         }
     }
 
-    /// Returns the number of requests that `concurrent` allows now, including those in flight.
+    /// Returns the number of requests that `concurrent` and the remaining jobs allow now, including those in flight.
     fn free_capacity(&self) -> usize {
         self.concurrent.saturating_sub(self.jobs()).min(self.remaining_jobs)
     }

@@ -145,6 +145,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
         }
         started.len()
     };
+    // Each job doubles the number: one job to 2, and the next two jobs to 8, which `request_concurrency` limits to 6.
     assert_eq!(
         [jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)],
         [1, 2, 6],
@@ -192,6 +193,7 @@ fn held_request_is_repeated_at_once() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
     let (poll, _) = engine.decide(now).start[0];
+    // This answer skips the pause because the queue changed. The next one causes no pause because the coordinator held its request.
     engine.answered(poll, Outcome::Empty { changed: true }, now);
     let (poll, _) = engine.decide(now).start[0];
     let held = now + Duration::from_secs(50);
@@ -273,6 +275,7 @@ fn refused_runner_is_probed_and_recovers_with_first_answer() {
         notices.push((unhealthy, wait.as_secs()));
     }
     assert!(notices[..2].iter().all(|(unhealthy, wait)| !unhealthy && *wait < 10), "{notices:?}");
+    // The first probe follows after 30 s, which the backoff shortens at random to at least 15 s.
     assert!(notices[2..].iter().all(|(unhealthy, wait)| *unhealthy && (15..=300).contains(wait)), "{notices:?}");
     now = engine.decide(now).wake.unwrap();
     let (poll, _) = engine.decide(now).start[0];
@@ -297,7 +300,7 @@ fn requests_in_flight_continue_when_concurrent_falls() {
         engine.answered(poll, Outcome::Job, long_after);
         assert_eq!(engine.decide(long_after), Decisions::default());
     }
-    assert_eq!(engine.jobs(), 4, "a job was not accepted");
+    assert_eq!(engine.jobs(), 4, "a job was not counted");
 }
 
 #[test]

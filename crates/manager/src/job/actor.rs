@@ -1,4 +1,4 @@
-//! The actor of one job: from its row to its report. The module `job` has a diagram of its states.
+//! The actor of one job: from its row, which is its stored state, to its report. The module `job` has a diagram of its states.
 
 use std::sync::Arc;
 
