@@ -92,6 +92,9 @@ pub(crate) enum PathTest {
 }
 
 /// Value of `when` in a rule.
+///
+/// The variants describe the effect on a job. A rule of `workflow` has the same effect on the pipeline, and a rule of
+/// `include` on the included file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleWhen {
     /// The job is part of the pipeline, with this `when`.

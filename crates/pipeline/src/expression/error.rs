@@ -54,7 +54,7 @@ impl ExpressionError {
     }
 
     /// Returns the range of the invalid bytes in the expression's text. The range is empty if something is missing at that
-    /// position.
+    /// position, or if the expression has too many tokens.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         let length = match &self.kind {
