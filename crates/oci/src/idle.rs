@@ -54,14 +54,14 @@ impl SentBytes {
 /// Sends a request, and returns the response without its body.
 ///
 /// # Errors
-/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] if the body makes no progress, and [`RegistryError::NoAnswer`] if no response
-/// arrives after a counted body was sent.
+/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] if the body makes no progress and no response arrives, and
+/// [`RegistryError::NoAnswer`] if no response arrives after a counted body was sent.
 pub(crate) async fn send(request: RequestBuilder, url: &str, sent: &SentBytes) -> Result<Response, RegistryError> {
     let response = wait_for(request.send(), url, sent).await?;
     response.map_err(|error| RegistryError::unreachable(url, error))
 }
 
-/// Waits for the output of `response`, as long as the body makes progress.
+/// Waits for the output of `response`. Fails when the request body makes no progress, or when the answer takes too long.
 async fn wait_for<T>(response: impl Future<Output = T>, url: &str, sent: &SentBytes) -> Result<T, RegistryError> {
     tokio::pin!(response);
     loop {

@@ -50,7 +50,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Returns true if the rule contains only `when`.
+    /// Returns true if a rule of a job contains only `when`.
     pub(crate) fn is_bare(&self) -> bool {
         let clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
         let effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
