@@ -12,12 +12,13 @@ use reqwest::{RequestBuilder, Response};
 
 use crate::error::{RegistryError, ShownUrl};
 
-/// Maximum time in which a request must make progress.
+/// Time after which a request without progress fails.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum time to wait for the answer after the whole body was sent.
 ///
-/// A registry then computes the digest of the content, and may copy it to another store. For several gigabytes, that takes minutes.
+/// Applies only to bodies whose bytes are counted. When a registry has received the content, it computes the digest, and may copy the
+/// content to another store. For several gigabytes, that takes minutes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Number of bytes of a request's body that the connection has accepted. Clones share the number.
@@ -34,12 +35,12 @@ impl SentBytes {
         Self { size, ..Self::default() }
     }
 
-    /// Adds bytes that are passed to the connection, which requests more when it has accepted the previous ones.
+    /// Adds bytes that are passed to the connection. The connection requests them when it has accepted the previous ones.
     pub(crate) fn add(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the number of bytes.
+    /// Returns the number of bytes that were added.
     pub(crate) fn get(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -53,14 +54,14 @@ impl SentBytes {
 /// Sends a request, and returns the response without its body.
 ///
 /// # Errors
-/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] if the body makes no progress, and [`RegistryError::NoAnswer`] if no response
-/// arrives after a counted body was sent.
+/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] if the body makes no progress and no response arrives, and
+/// [`RegistryError::NoAnswer`] if no response arrives after a counted body was sent.
 pub(crate) async fn send(request: RequestBuilder, url: &str, sent: &SentBytes) -> Result<Response, RegistryError> {
     let response = wait_for(request.send(), url, sent).await?;
     response.map_err(|error| RegistryError::unreachable(url, error))
 }
 
-/// Waits for the output of `response`, as long as the body makes progress.
+/// Waits for the output of `response`. Fails when the request body makes no progress, or when the answer takes too long.
 async fn wait_for<T>(response: impl Future<Output = T>, url: &str, sent: &SentBytes) -> Result<T, RegistryError> {
     tokio::pin!(response);
     loop {

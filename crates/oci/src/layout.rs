@@ -1,5 +1,6 @@
-//! OCI image layouts in a tar archive: one index, and everything that the index refers to. The version is the value of the
-//! annotation `org.opencontainers.image.ref.name` of the index.
+//! OCI image layouts in a tar archive: one index, and everything that the index refers to.
+//!
+//! `index.json` lists the index. The version is the annotation `org.opencontainers.image.ref.name` of this list entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -21,7 +22,7 @@ const VERSION: &str = "org.opencontainers.image.ref.name";
 const LAYOUT_FILE: &str = "oci-layout";
 const INDEX_FILE: &str = "index.json";
 const BLOBS: &str = "blobs/sha256/";
-/// Maximum size of all files in bytes.
+/// Maximum total size of the files in bytes.
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 /// Maximum number of files.
 const MAX_FILES: usize = 10_000;
@@ -48,7 +49,11 @@ pub enum LayoutError {
     #[error("the file {0} does not match its digest")]
     Digest(String),
     /// The archive does not contain exactly one index with a version.
-    #[error("the archive must contain one index with the annotation `{VERSION}`")]
+    ///
+    /// Also the error if the index lists no images, or if the file `oci-layout` is missing.
+    #[error(
+        "the archive must contain one index with images and with the annotation `{VERSION}`, and the file {LAYOUT_FILE}"
+    )]
     NoIndex,
     /// A document is too large.
     #[error("the file {0} has more than {limit} bytes, the limit for an index or a manifest", limit = MAX_DOCUMENT_BYTES)]
@@ -112,8 +117,10 @@ fn blob_name(digest: &str) -> String {
     format!("{BLOBS}{}", digest.strip_prefix("sha256:").unwrap_or(digest))
 }
 
-/// Reads an index and its version from a file. Every file in it is verified against its digest. The returned
-/// layers are not in memory: their content is read from the file on demand. Blocks the thread.
+/// Reads an index and its version from an archive. Blocks the thread.
+///
+/// Every blob in the archive is verified against its digest. The returned layers are not in memory: their content is read from
+/// the archive on demand.
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -147,7 +154,7 @@ pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
     Ok((version.clone(), BuiltIndex { blobs, manifests, index }))
 }
 
-/// Finds the files with a known name, and verifies their digests.
+/// Finds the blobs, `index.json` and `oci-layout` in an archive, and verifies the digests of the blobs.
 fn read_files(from: File) -> Result<HashMap<String, Blob>, LayoutError> {
     let mut files = HashMap::new();
     let mut left = MAX_BYTES;

@@ -57,9 +57,9 @@ pub struct Entry {
     pub version: String,
     /// Platform of the machine that installed the version, as `os/architecture`.
     pub platform: String,
-    /// Digest of the archive.
+    /// Digest of the layer that was unpacked.
     pub layer: String,
-    /// Digest of each unpacked file.
+    /// Digest of each unpacked file, by its path.
     pub files: BTreeMap<String, String>,
 }
 
@@ -113,7 +113,7 @@ impl LockFile {
         self.entries.iter().find(|entry| has_key(entry, &key))
     }
 
-    /// Adds an entry, or replaces the entry for the same version and platform.
+    /// Adds an entry, or replaces the entry for the same repository, version and platform.
     pub fn put(&mut self, entry: Entry) {
         let key = (entry.repository.clone(), entry.version.clone(), entry.platform.clone());
         self.entries.retain(|entry| !has_key(entry, &key));
@@ -161,7 +161,7 @@ plugin = "sha256:0b"
     fn lock_file_is_read_and_written() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("packages.lock");
-        assert_eq!(LockFile::read(&path).unwrap(), LockFile::default(), "a missing file is empty");
+        assert_eq!(LockFile::read(&path).unwrap(), LockFile::default(), "a missing file is read as an empty lock file");
         std::fs::write(&path, SAMPLE).unwrap();
         let mut file = LockFile::read(&path).unwrap();
         assert_eq!(file.entries[0].files["plugin"], "sha256:0b");

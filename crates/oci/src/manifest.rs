@@ -12,7 +12,7 @@ pub(super) const INDEX_TYPES: [&str; 2] =
 pub(super) const MANIFEST_TYPES: [&str; 2] =
     ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
 
-/// An index: one entry for each platform.
+/// An index: the images for several platforms, or the documents about other content.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Index {

@@ -62,7 +62,7 @@ pub struct PackOptions<'a> {
     pub temp_dir: &'a Path,
     /// Maximum size of the archive in bytes.
     pub limit: u64,
-    /// Returns whether to stop. Called before each chunk of a file.
+    /// Returns whether to stop. Called before each file or directory, and before each chunk of a file.
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
@@ -76,7 +76,7 @@ impl std::fmt::Debug for PackOptions<'_> {
 }
 
 impl PackOptions<'_> {
-    /// Returns the error of packing the file `path`.
+    /// Converts an error that occurred while the file `path` was packed.
     fn error(&self, path: &Path, source: io::Error) -> PackError {
         let path = path.to_owned();
         match source.downcast::<Abort>() {

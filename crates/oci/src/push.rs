@@ -118,7 +118,7 @@ mod tests {
 
     const CONTENT: &[u8] = b"content of a layer";
 
-    /// Registry whose first upload breaks. As in real registries, this ends the upload session.
+    /// Registry at which the first upload fails. As in real registries, this ends the upload session.
     #[derive(Default)]
     struct BrokenUpload {
         /// Requests so far, as `METHOD path`.

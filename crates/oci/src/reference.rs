@@ -105,6 +105,8 @@ impl Repository {
 impl Reference {
     /// Parses `[registry/][group/]name[:constraint]`. Without a constraint, the reference matches the highest release.
     ///
+    /// The constraint may also follow an `@`. A digest there is an error that names the remedy.
+    ///
     /// # Errors
     /// [`ReferenceError`].
     pub fn parse(text: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {

@@ -45,7 +45,7 @@ impl Registry {
         }
     }
 
-    /// Publishes a document about the index with the digest `subject`.
+    /// Publishes a document about the index that has the digest `subject` and `size` bytes.
     ///
     /// If the registry implements the referrers API, it keeps earlier documents of the same type. Otherwise, the new document replaces
     /// them in the list.

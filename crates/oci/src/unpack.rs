@@ -19,14 +19,14 @@ pub enum UnpackError {
     /// The archive exceeds a limit.
     #[error("{0}")]
     Limit(Exceeded),
-    /// An entry is outside of the directories that the caller accepts.
+    /// The caller does not accept the path of an entry, or returned an invalid path for it.
     #[error("entry {name:?} is outside of the directories that may be unpacked")]
     Outside {
         /// Path of the entry.
         name: String,
     },
     /// An entry is not a regular file or directory.
-    #[error("entry {name:?} is a {kind}; only regular files are allowed")]
+    #[error("entry {name:?} is a {kind}; only regular files and directories are allowed")]
     Kind {
         /// Path of the entry.
         name: String,
@@ -70,6 +70,8 @@ pub struct Unpacked {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// Write the file at this path, relative to the directory, with segments separated by `/`.
+    ///
+    /// For a directory, this rejects the archive.
     File(String),
     /// Skip the entry.
     Skipped,
@@ -143,7 +145,7 @@ fn target_path(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<
     }
 }
 
-/// Returns whether a path is relative and has no `.` or `..` segments.
+/// Returns whether a path is relative and has no empty, `.` or `..` segments and no NUL.
 fn is_below(path: &str) -> bool {
     path.split('/').all(|segment| !matches!(segment, "" | "." | "..")) && !path.contains('\0')
 }

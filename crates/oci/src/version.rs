@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_constraints_are_rejected() {
+    fn invalid_constraints_and_versions_are_rejected() {
         for text in ["v1", "1.x", "1.2.3.4", "1.2.3+build", "1.", "-1", "1.2.3-", "^x", "99999999999999999999"] {
             let error = text.parse::<Constraint>().unwrap_err();
             assert!(error.to_string().contains("invalid semantic version"), "{text}: {error}");

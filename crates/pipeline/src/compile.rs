@@ -20,7 +20,9 @@ pub struct Compiled {
     pub pipeline: Option<Pipeline>,
     /// Reason why a valid configuration creates no pipeline for this event.
     pub not_created: Option<NotCreated>,
-    /// Errors and warnings, ordered by their position in the sources.
+    /// Errors and warnings: first the errors of loading, then the others.
+    ///
+    /// Both groups are ordered by their position in the sources.
     pub diagnostics: Vec<Diagnostic>,
     /// Texts that the positions of the diagnostics refer to. The first is the root file or, for a child pipeline, the first entry of
     /// `trigger:include`.

@@ -103,10 +103,11 @@ pub struct Context {
     pub config_path: String,
     /// Path of the project, such as `group/app`.
     pub project_path: String,
-    /// Paths that the event changed. `None` if the event has no commit to compare with; `changes` then always matches.
+    /// Paths that the event changed. `None` if the event has no commit to compare with. Then `changes` without
+    /// `compare_to` is always true.
     pub changed_paths: Option<Vec<String>>,
     /// Human-readable name of the commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, the merge base with
-    /// `origin/main` ``.
+    /// `origin/main` ``. `None` if there is no such commit.
     pub changed_since: Option<String>,
     /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,

@@ -12,7 +12,7 @@ use crate::sub_span::SubSpan;
 /// Severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// The pipeline is created anyway.
+    /// The problem does not prevent the pipeline.
     Warning,
     /// No pipeline is created.
     Error,

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-/// Maximum duration: a thousand years.
+/// Limit that every duration must stay below: a thousand years.
 const MAX_SECONDS: f64 = 1000.0 * YEAR;
 
 const MINUTE: f64 = 60.0;
@@ -34,8 +34,8 @@ pub enum DurationError {
     /// A unit has no amount.
     #[error("should be a duration such as `3h 30m`: missing number before `{0}`")]
     MissingAmount(String),
-    /// The duration exceeds a thousand years.
-    #[error("should be a duration of at most a thousand years")]
+    /// The duration is a thousand years or more.
+    #[error("should be a duration of less than a thousand years")]
     TooLong,
 }
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 /// Parts that could not be loaded.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gaps {
-    /// True if an included file is missing. It could define any name.
+    /// True if an included file could not be read or was skipped. The file could define any name.
     pub(crate) has_missing_file: bool,
     /// True if includes were skipped because the caller allows it ([`crate::context::Context::stubs_includes`]).
     pub(crate) is_stub: bool,
-    /// Top-level keys that lack a parent or the target of a reference.
+    /// Top-level keys that lack a parent of their `extends` or the target of a `!reference`.
     keys: HashSet<Arc<str>>,
 }
 

@@ -101,7 +101,9 @@ impl Glob {
         }
     }
 
-    /// Returns true if the pattern is a plain path without special characters.
+    /// Returns true if a pattern of [`Glob::new`] is a plain path without special characters.
+    ///
+    /// Always false for a pattern of [`Glob::include`].
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.matcher, Matcher::Exact)

@@ -27,11 +27,14 @@ type Compared = Option<Rc<context::Changes>>;
 pub(crate) struct Clauses<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
-    /// Tree that contains the rules. `exists` looks for paths in it.
+    /// Tree that contains the rules. `exists` without `project` looks for paths in it.
     origin: &'a Origin,
     globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
+    /// Paths that differ from each ref of `compare_to`.
     compared: RefCell<HashMap<String, Compared>>,
+    /// Results of `changes`, by ref of `compare_to` and pattern.
     changed: RefCell<HashMap<(Option<String>, String), bool>>,
+    /// Results of `exists` for patterns in the tree of the project.
     existing: RefCell<HashMap<String, bool>>,
 }
 
@@ -77,7 +80,9 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `changes`. The clause is true if the event has no commit to compare with.
+    /// Evaluates `changes`.
+    ///
+    /// Without `compare_to`, the clause is true if the event has no commit to compare with.
     pub(crate) fn changes(&self, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let compare_to = changes.compare_to.as_ref().map(|(text, span)| (scope.expand(text, Unknown::Empty), *span));
         let compared;
@@ -123,7 +128,9 @@ impl<'a> Clauses<'a> {
         compared
     }
 
-    /// Evaluates `exists`. The clause is true if any pattern matches a tracked path or a directory that contains one.
+    /// Evaluates `exists`. The clause is true if any pattern matches a tracked path.
+    ///
+    /// A pattern that ends with `/` matches the directories that contain tracked paths.
     pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let origin = match &exists.project {
             None => self.origin.clone(),
@@ -146,7 +153,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `exists` for a tree. Results are cached if it is the tree of the project.
+    /// Evaluates `exists` for a tree. Only results for the tree of the project are cached.
     fn exists_in(
         &self,
         test: &PathTest,
@@ -189,7 +196,9 @@ impl<'a> Clauses<'a> {
         glob
     }
 
-    /// Returns the tracked paths that a pattern matches. A pattern without wildcards is returned even if no tracked path matches it.
+    /// Returns the tracked paths that a pattern matches.
+    ///
+    /// A pattern without wildcards, or one that is too large, is returned unchanged.
     pub(crate) fn tracked(&self, pattern: &str) -> Vec<String> {
         match self.glob(pattern) {
             Some(glob) if !glob.is_exact() => {

@@ -54,7 +54,7 @@ pub(crate) struct Scope<'a> {
     base: &'a Base<'a>,
     /// YAML variables. If a name occurs more than once, the last variable wins.
     yaml: HashMap<&'a str, &'a Variable>,
-    /// Project variables for the environment of the job.
+    /// Project variables for the environment of the job. `None` means the project variables of `base`.
     project: Option<Vec<Variable>>,
     job: Vec<Variable>,
 }
@@ -99,7 +99,7 @@ impl<'a> Scope<'a> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 
-    /// Replaces the references in a text with expanded values.
+    /// Replaces the references to variables in a text with their expanded values.
     pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
         if !text.contains(['$', '%']) {
             return text.to_owned();
@@ -133,7 +133,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Returns the names that a text refers to.
+/// Returns the names of the variables that a text refers to.
 fn names(text: &str) -> Vec<String> {
     let names = std::cell::RefCell::new(Vec::new());
     let _ = expand_text(

@@ -1,4 +1,4 @@
-//! Keywords for when and how often a job runs: `when`, `start_in`, `allow_failure`, `retry`, `tags`, `coverage`.
+//! `when`, `start_in`, `allow_failure`, `retry`, `tags` and `coverage`.
 
 use std::time::Duration;
 

@@ -139,7 +139,9 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
 pub(crate) enum PagesEntry {
     /// `pages: false`
     Disabled,
-    /// The job publishes this directory. `None` means the default directory.
+    /// The job publishes this directory.
+    ///
+    /// `None` means the directory in the deprecated `publish` of the job or, without it, the default directory.
     Publish(Option<String>),
 }
 

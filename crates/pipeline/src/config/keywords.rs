@@ -41,7 +41,7 @@ pub(crate) const DEFAULT: &[&str] = &[
     "timeout",
 ];
 
-/// Keys of `default` that trigger jobs inherit.
+/// Keys of `default` that are inherited by jobs that start or mirror a pipeline.
 pub(crate) const DEFAULT_OF_TRIGGER_JOBS: &[&str] = &["interruptible"];
 
 /// Keys of an ordinary job.
@@ -86,7 +86,9 @@ pub(crate) const JOB: &[&str] = &[
     "when",
 ];
 
-/// Keys of a trigger job. `start_in` is not among them, because only a rule can delay a trigger job.
+/// Keys of a job that starts or mirrors a pipeline.
+///
+/// `start_in` is not among them, because only a rule can delay such a job.
 pub(crate) const TRIGGER_JOB: &[&str] = &[
     "allow_failure",
     "environment",

@@ -8,10 +8,11 @@ use crate::ref_match::RefPattern;
 /// `only` or `except` as written.
 #[derive(Debug, Clone)]
 pub(crate) struct RefPolicy {
+    /// Position of the value. `None` means that the policy is the implicit `only`.
     pub(crate) span: Option<Span>,
     /// `refs`: keywords, names, and patterns such as `/^v/`.
     pub(crate) refs: Option<Vec<RefPattern>>,
-    /// `variables`: the policy applies if any of these expressions is true.
+    /// `variables`: this part of the policy is met if any of these expressions is true.
     pub(crate) variables: Option<Vec<Condition>>,
     /// `changes`
     pub(crate) changes: Option<Changes>,

@@ -19,7 +19,7 @@ pub(crate) const MAX_LIST_NESTING: usize = 10;
 
 /// Maximum number of diagnostics to store.
 const MAX_DIAGNOSTICS: usize = 1000;
-/// Maximum number of errors that get a suggestion.
+/// Number of errors after which unknown keys and names get no suggestions.
 const MAX_SUGGESTIONS: usize = 20;
 
 /// Path of a value in the configuration for messages, such as `jobs:test:cache:key`. Does not allocate, because it is
@@ -131,8 +131,10 @@ impl Problems {
         self.errors
     }
 
-    /// Returns all diagnostics: first the errors of loading, because they can cause the others. Within both groups,
-    /// diagnostics without a position come first, and the others are ordered by position.
+    /// Returns all diagnostics: first the errors of loading that have a position, because they can cause the others.
+    ///
+    /// The first group is ordered by position. In the second group, diagnostics without a position come first, and the
+    /// others are ordered by position.
     pub(crate) fn into_list(self) -> Vec<Diagnostic> {
         let mut list = self.list;
         let is_cause = |found: &Diagnostic| {

@@ -50,7 +50,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Returns true if the rule contains only `when`.
+    /// Returns true if a rule of a job contains only `when`.
     pub(crate) fn is_bare(&self) -> bool {
         let clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
         let effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
@@ -92,6 +92,9 @@ pub(crate) enum PathTest {
 }
 
 /// Value of `when` in a rule.
+///
+/// The variants describe the effect on a job. A rule of `workflow` has the same effect on the pipeline, and a rule of
+/// `include` on the included file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleWhen {
     /// The job is part of the pipeline, with this `when`.

@@ -118,7 +118,7 @@ fn is_step_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Parses a reference to a step definition: a string, or a map with `git` or `oci`.
+/// Checks a reference to a step definition: a string, or a map with `git` or `oci`.
 fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
     if node.as_str().is_some() {
         return;

@@ -39,10 +39,10 @@ pub enum ExpressionErrorKind {
     /// A parenthesis is not closed.
     #[error("invalid expression syntax: unclosed `(`")]
     Unclosed,
-    /// A pattern literal is not valid in RE2.
+    /// A pattern literal is not valid in RE2, or is too large.
     #[error("invalid expression syntax: {0}")]
     Regexp(RegexpError),
-    /// The value of a variable has the form `/pattern/`, but the pattern is not valid in RE2. Detected during
+    /// A value has the form `/pattern/`, but the pattern is not valid in RE2 or is too large. Detected during
     /// evaluation.
     #[error("the value on the right side is not a valid pattern: {0}")]
     InvalidPatternValue(RegexpError),
@@ -54,7 +54,7 @@ impl ExpressionError {
     }
 
     /// Returns the range of the invalid bytes in the expression's text. The range is empty if something is missing at that
-    /// position.
+    /// position, or if the expression has too many tokens.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         let length = match &self.kind {

@@ -10,7 +10,7 @@ use crate::regexp;
 /// Set of operands that an expression may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// `rules:if`
+    /// `rules:if` and `only:variables`
     Variables,
     /// `spec:inputs:rules`. The expression may also use `$[[ inputs.id ]]`.
     Inputs,

@@ -35,7 +35,7 @@ pub struct Expression {
     root: Node,
 }
 
-/// Parses the expression of `rules:if`.
+/// Parses an expression of `rules:if` or `only:variables`.
 ///
 /// # Errors
 /// Returns [`ExpressionError`] with the position in `text` and, for common mistakes, how to fix them.

@@ -1,4 +1,6 @@
-//! Tests errors, their position and their help. The language itself is tested in `crates/pipeline/tests/it/conformance_expression.rs`.
+//! Tests errors with their position and help, lists of names, and rules of inputs.
+//!
+//! The language itself is tested in `crates/pipeline/tests/it/conformance_expression.rs`.
 
 use super::*;
 
@@ -36,7 +38,7 @@ fn explains_common_mistakes_at_their_position() {
 }
 
 #[test]
-fn error_names_misplaced_token() {
+fn errors_distinguish_empty_incomplete_and_misplaced_text() {
     assert_eq!(error("").kind, ExpressionErrorKind::Empty);
     assert_eq!(error("  ").kind, ExpressionErrorKind::Empty);
     assert_eq!(error("$V ==").kind, ExpressionErrorKind::MissingValue);
