@@ -369,7 +369,7 @@ async fn service_that_is_not_ready_ends_before_the_next_attempt() {
     let tried = agent.dir.path().join("tried");
     let command = json!(["sh", "-c", program, tried, SERVER, port.to_string()]);
     let entries = json!([{
-        "name": "serve", "func": "builtin://service", "retry": { "max": 5, "delay": "10ms" },
+        "name": "serve", "func": "builtin://service", "muster": { "retry": 5 },
         "inputs": { "command": command, "port": port, "timeout": "2s" }
     }]);
     let (log, result) = run(&mut agent, Vec::new(), entries).await;
