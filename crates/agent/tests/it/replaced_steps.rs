@@ -125,11 +125,13 @@ async fn replaced_scripts_keep_exit_code_environment_and_role() {
     };
     let mut after = step("after_script", When::Always, call(&["echo \"$CI_JOB_STATUS $NAME\""], true));
     after.policy.allow_failure = true;
-    let main = step("step_script", When::OnSuccess, call(&["echo \"hello $NAME\"", "exit 7"], false));
-    agent.run("1-1", &agent.plan(vec![main, after.clone()]), &[variable("NAME", "x y")]).await;
+    let variables = [variable("NAME", "x y"), variable("CI_STEPS_LOG_LEVEL", "loud")];
+    let main =
+        step("step_script", When::OnSuccess, call(&["echo \"hello $NAME at $CI_STEPS_LOG_LEVEL\"", "exit 7"], false));
+    agent.run("1-1", &agent.plan(vec![main, after.clone()]), &variables).await;
     let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
     assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "{log}");
-    assert!(log.contains("\nwrapped\nhello x y\n") && log.contains("\nafter\nfailed x y\n"), "{log}");
+    assert!(log.contains("\nwrapped\nhello x y at info\n") && log.contains("\nafter\nfailed x y\n"), "{log}");
 
     let endless = step("step_script", When::OnSuccess, call(&["echo ready; sleep 600"], false));
     agent.run("2-1", &agent.plan(vec![endless, after]), &[variable("NAME", "z")]).await;

@@ -30,11 +30,13 @@ const LIST_VARIABLE: &str = "MUSTER_ARTIFACT_FILES";
 /// Writes the list of the regular files: one path per line, relative to the project directory.
 pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &StopToken) -> Result<(), Failure> {
     let path = context.temp_dir.join(LIST_FILE);
+    let set_variable = |value: String| {
+        context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
+    };
     // The steps of the operator rely on this variable. If none of them is required, they also run after a failure of this step, and must then
     // read neither a file that the job chose nor the list of an earlier upload.
-    let value = path.to_string_lossy().into_owned();
-    context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
-    let earlier = path.clone();
+    set_variable(String::new());
+    let (written, earlier) = (path.to_string_lossy().into_owned(), path.clone());
     blocking(&**context, "removing the earlier list of the artifacts", stop, move || {
         private_file::remove(&earlier).map_err(Failure::io("failed to remove the earlier list of the artifacts"))
     })
@@ -50,7 +52,9 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
         let text = lines(&root, &files)?;
         private_file::write(&path, &text).map_err(Failure::io("failed to write the list of the artifacts"))
     })
-    .await
+    .await?;
+    set_variable(written);
+    Ok(())
 }
 
 /// Returns the lines of the list.

@@ -24,7 +24,7 @@ use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::{FileLedger, LedgerError, Reservation, Scaler};
 use muster_taskscaler::fleet::name_among;
-use muster_taskscaler::ledger::RowKey;
+use muster_taskscaler::ledger::{Row, RowKey};
 use muster_taskscaler::types::TaskKey;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -180,11 +180,11 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
-    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns the IDs of the remaining instances.
+    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns what remains.
     ///
     /// # Errors
-    /// [`LedgerError`] if the scaler never ran or did not answer, and its ledger cannot be read. The remaining instances are then unknown.
-    pub async fn stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
+    /// [`LedgerError`] if the ledger cannot be read. The remaining instances are then unknown.
+    pub async fn stop(&self, timeout: Duration) -> Result<Remaining, LedgerError> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
         remaining
@@ -196,12 +196,12 @@ impl InstanceExecutor {
     ///
     /// # Errors
     /// See [`Self::stop`]. The ledger is then kept.
-    pub async fn remove_all_and_stop(&self, timeout: Duration) -> Result<Vec<String>, LedgerError> {
+    pub async fn remove_all_and_stop(&self, timeout: Duration) -> Result<Remaining, LedgerError> {
         let remaining = self.shut_down(timeout, true).await;
         // An executor that never got the lock has not read the ledger, so it must not delete it.
         let ledger_lock = self.shared.ledger_lock.lock().take();
         if ledger_lock.is_some()
-            && remaining.as_ref().is_ok_and(Vec::is_empty)
+            && remaining.as_ref().is_ok_and(Remaining::is_empty)
             && let Err(error) = files::discard(&self.shared.options.ledger)
         {
             tracing::warn!(error = error_chain(&error), "failed to delete the ledger of a removed runner");
@@ -209,9 +209,11 @@ impl InstanceExecutor {
         remaining
     }
 
-    async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Vec<String>, LedgerError> {
-        // Wait for a scaler that has not started yet, because only a running scaler can delete the instances in the ledger.
-        if delete_all && self.scaler().is_none() && self.shared.options.ledger.exists() {
+    async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Remaining, LedgerError> {
+        let in_ledger = || FileLedger::rows(&self.shared.options.ledger).map(|rows| Remaining::in_ledger(&rows));
+        // Wait for a scaler that has not started yet, because only a running scaler can delete the instances in the ledger. A scaler does not
+        // start with a damaged ledger.
+        if delete_all && self.scaler().is_none() && in_ledger().is_ok_and(|remaining| !remaining.is_empty()) {
             let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
         }
         let work = self.work.lock().take();
@@ -227,17 +229,15 @@ impl InstanceExecutor {
         // The other half is for the deletion of instances.
         self.shared.isolation.wait_idle(timeout / 2).await;
         let timeout = timeout.saturating_sub(began.elapsed());
-        let in_ledger = || FileLedger::rows(&self.shared.options.ledger).map(|rows| instance_ids(&rows));
         let Some(scaler) = self.shared.scaler.send_replace(None) else { return in_ledger() };
         if delete_all {
             scaler.delete_all_on_shutdown();
         }
         let timeout =
             if delete_all { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
-        match scaler.shutdown(timeout).await {
-            Some(remaining) => Ok(remaining.into_iter().map(|instance| instance.id).collect()),
-            None => in_ledger(),
-        }
+        // The ledger also has the requests whose instances have not appeared.
+        let _ = scaler.shutdown(timeout).await;
+        in_ledger()
     }
 }
 
@@ -483,8 +483,29 @@ impl ProviderContext {
     }
 }
 
-/// Returns the IDs of the instances in the ledger.
-fn instance_ids(rows: &std::collections::BTreeMap<RowKey, muster_taskscaler::ledger::Row>) -> Vec<String> {
-    let id = |key: &RowKey| if let RowKey::Instance { id, .. } = key { Some(id.clone()) } else { None };
-    rows.keys().filter_map(id).collect()
+/// What remains at the provider when the executor of a runner has stopped, according to its ledger.
+#[derive(Debug, Default)]
+pub struct Remaining {
+    /// IDs of the instances.
+    pub instances: Vec<String>,
+    /// Number of requests to create instances whose result is not known. Their instances may still appear.
+    pub requests: usize,
+}
+
+impl Remaining {
+    fn in_ledger(rows: &BTreeMap<RowKey, Row>) -> Self {
+        let mut remaining = Self::default();
+        for key in rows.keys() {
+            match key {
+                RowKey::Instance { id, .. } => remaining.instances.push(id.clone()),
+                RowKey::ScaleUp { .. } => remaining.requests += 1,
+                _ => {}
+            }
+        }
+        remaining
+    }
+
+    fn is_empty(&self) -> bool {
+        self.instances.is_empty() && self.requests == 0
+    }
 }

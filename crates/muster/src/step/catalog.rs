@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_builtins::registry_notices;
-use muster_oci::{Index, RegistryError, Repository, TagList};
+use muster_oci::{Index, RegistryError, Repository, ResponseError, TagList};
 use muster_steps::definition::{Outputs, Parameter, STEP_FILE_LIMIT, StepFile};
 use muster_steps::expression::Dialect;
 use muster_steps::remote::{FetchRequest, RemoteStep, Source, StepSource as _};
@@ -110,7 +110,10 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
         let (digest, index) = match client.resolve(tag).await {
             Ok(resolved) => resolved,
             // Content that is not an index, such as the image of a container, is not a step.
-            Err(RegistryError::InvalidResponse { .. } | RegistryError::NotFound { .. }) => continue,
+            Err(
+                RegistryError::InvalidResponse { source: ResponseError::NotAnIndex, .. }
+                | RegistryError::NotFound { .. },
+            ) => continue,
             Err(error) => {
                 ui::warning(&format!("{repository_path}:{tag} is skipped: {}", muster_job::error_chain(&error)));
                 continue;

@@ -323,7 +323,8 @@ pub(super) fn push_json(out: &mut String, value: &Value) {
         Value::Null => out.push_str("null"),
         // A reference that is not resolved here, such as one in `include:inputs`, is the list of its keys.
         Value::Reference(keys) => {
-            let _ = write!(out, "{}", serde_json::Value::from(keys.as_slice()));
+            let keys: Vec<_> = keys.iter().map(|key| serde_json::Value::from(&**key).to_string()).collect();
+            let _ = write!(out, "[{}]", keys.join(", "));
         }
         Value::Bool(_) | Value::Int(_) | Value::Float(_) => push_text(out, value),
     }

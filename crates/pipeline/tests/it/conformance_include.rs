@@ -469,7 +469,7 @@ fn masked_variable_in_a_path_is_hidden() {
 fn reference_in_include_inputs_is_a_list_of_keys() {
     let project = project().file("c.yml", "spec: {inputs: {i: {default: x}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.i ]]', 'l $[[ inputs.l ]]']}");
     let loaded = project.load("include: {local: c.yml, inputs: {l: [!reference [b, c]]}}\nb: {script: [x]}");
-    assert_eq!(merged(&loaded)["a"]["script"], json!(["x", "l [[\"b\",\"c\"]]"]));
+    assert_eq!(merged(&loaded)["a"]["script"], json!(["x", "l [[\"b\", \"c\"]]"]));
     let text = project.load("include: {local: c.yml, inputs: {i: !reference [b, c]}}\nb: {script: [x]}");
     assert_rejected(&text.diagnostics, "`i` input: provided value is not a string: it is a !reference");
 }

@@ -213,7 +213,7 @@ impl<J: Job> Engine<J> {
                     ))
                 })?;
                 if step.is_by_author() {
-                    user_steps.environment = self.job.step_environment().into();
+                    user_steps.set_environment(self.job.step_environment());
                 }
                 Box::pin(replaced_steps::run(&mut user_steps, &step.name, replacement, offer, nodes)).await
             }

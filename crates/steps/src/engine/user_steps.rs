@@ -258,7 +258,7 @@ impl<'a> UserSteps<'a> {
     /// A setting is invalid.
     pub(super) fn new<J: Job>(job: &'a Arc<J>, stop: &'a StopToken, step: &Step<J>) -> Result<Self, SettingError> {
         let processes = job.processes();
-        let mut environment = processes.environment().to_vec();
+        let environment = processes.environment().to_vec();
         let variables = job.values();
         let lookup = |name: &str| {
             let variable = variables.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -266,14 +266,13 @@ impl<'a> UserSteps<'a> {
             variable.or_else(inherited)
         };
         let settings = if step.is_by_operator() { Settings::OF_OPERATOR } else { Settings::read(lookup)? };
-        environment.push((LOG_LEVEL.into(), settings.log_level.into()));
-        Ok(Self {
+        let mut steps = Self {
             offered: Arc::default(),
             processes,
             log: Arc::new(MaskedLog::new(job.log())),
             stop,
             grace: job.grace(),
-            environment: environment.into(),
+            environment: Arc::default(),
             variables: Arc::new(variables),
             settings,
             policy: None,
@@ -294,7 +293,15 @@ impl<'a> UserSteps<'a> {
             retry_backoff: RETRY_BACKOFF,
             has_section_markers: false,
             network: job.network(),
-        })
+        };
+        steps.set_environment(environment);
+        Ok(steps)
+    }
+
+    /// Sets the lowest layer of the processes' environment, in which the log level is that of the settings.
+    pub(super) fn set_environment(&mut self, mut environment: Vec<(OsString, OsString)>) {
+        environment.push((LOG_LEVEL.into(), self.settings.log_level.into()));
+        self.environment = environment.into();
     }
 
     /// Runs the steps of a job's `run:` list.

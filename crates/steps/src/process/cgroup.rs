@@ -5,9 +5,10 @@
 //! started inside these cgroups ([`super::spawn`]). Only the cgroups of a slot, a job's share of the machine ([`super::slot`]), can
 //! require moving a process. [`super::limits`] enables controllers for a job's cgroup if the operator limits the job.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::ops::Deref;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,22 +57,21 @@ impl AgentCgroup {
         for _ in 0..MAX_NAMES {
             let number = AGENT_CGROUPS.fetch_add(1, Ordering::Relaxed);
             let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
-            match fs::create_dir(&path).and_then(|()| File::open(&path)) {
-                Ok(directory) => {
-                    // Another agent may have locked or removed the cgroup before this agent locked it.
-                    if directory.try_lock().is_ok() && path.exists() {
-                        return Ok(Self { cgroup: Cgroup(path), _lock: directory });
-                    }
-                    Cgroup(path).remove();
+            // Other users must not be able to open the directory: they could lock it.
+            match DirBuilder::new().mode(0o711).create(&path).and_then(|()| File::open(&path)) {
+                // Another agent may have locked or removed the cgroup before this agent locked it. The one that locked it removes it.
+                Ok(directory) if directory.try_lock().is_ok() && is_same_file(&directory, &path) => {
+                    return Ok(Self { cgroup: Cgroup(path), _lock: directory });
                 }
+                Ok(_) => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => {}
                 Err(error) => return Err(error),
             }
             if !parent.exists() {
-                break;
+                return Err(io::ErrorKind::NotFound.into());
             }
         }
-        Err(io::ErrorKind::NotFound.into())
+        Err(io::ErrorKind::AlreadyExists.into())
     }
 }
 
@@ -163,7 +163,9 @@ const PROCS_FILE: &str = "cgroup.procs";
 fn remove_dead_agents(parent: &Path) {
     for path in children(parent) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if !name.starts_with(AGENT_PREFIX) {
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let numbers = name.strip_prefix(AGENT_PREFIX).and_then(|rest| rest.split_once('-'));
+        if !numbers.is_some_and(|(pid, number)| is_number(pid) && is_number(number)) {
             continue;
         }
         if let Ok(directory) = File::open(&path)
@@ -173,6 +175,14 @@ fn remove_dead_agents(parent: &Path) {
             Cgroup(path).remove();
         }
     }
+}
+
+/// Returns whether the opened directory is at `path`. If not, it was removed.
+fn is_same_file(directory: &File, path: &Path) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    directory
+        .metadata()
+        .is_ok_and(|opened| fs::symlink_metadata(path).is_ok_and(|found| identity(found) == identity(opened)))
 }
 
 fn collect_pids(path: &Path, pids: &mut Vec<i32>) {
@@ -187,7 +197,6 @@ fn collect_pids(path: &Path, pids: &mut Vec<i32>) {
 }
 
 fn has_children(path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
     fs::metadata(path).is_ok_and(|metadata| metadata.nlink() > 2)
 }
 
@@ -206,6 +215,9 @@ fn mount_point(mountinfo: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -235,13 +247,18 @@ mod tests {
         let second = AgentCgroup::create(parent.path()).unwrap();
         assert!(first.path().exists() && second.path().exists() && first.path() != second.path());
         assert!(others.iter().all(|(path, _)| path.exists() && path != first.path() && path != second.path()));
-        let ended = first.path().to_owned();
+        let unrelated = parent.path().join(format!("{AGENT_PREFIX}backup"));
+        fs::create_dir(&unrelated).unwrap();
         drop((first, others));
         let third = AgentCgroup::create(parent.path()).unwrap();
-        let left: Vec<_> = children(parent.path());
-        assert!(!left.contains(&ended) || third.path() == ended, "{left:?}");
-        assert_eq!(left.len(), 2, "{left:?}");
-        assert!(left.iter().all(|path| path == second.path() || path == third.path()), "{left:?}");
+        let expected = BTreeSet::from([second.path().to_owned(), third.path().to_owned(), unrelated]);
+        let left = || children(parent.path()).into_iter().collect::<BTreeSet<_>>();
+        // A process that another test has just started has a copy of the locked file until it executes its program.
+        let end = Instant::now() + Duration::from_secs(30);
+        while left() != expected && Instant::now() < end {
+            remove_dead_agents(parent.path());
+        }
+        assert_eq!(left(), expected);
     }
 
     #[test]

@@ -384,6 +384,7 @@ mod tests {
             "ci/slot-1/job-7",
             &[
                 ("ci/slot-1/cpu.shares", "1024"),
+                ("ci/slot-1/memory.soft_limit_in_bytes", "-1"),
                 ("ci/slot-1/job-7/cpuacct.usage", "1500000000\n"),
                 ("ci/slot-1/job-7/memory.max_usage_in_bytes", "4096\n"),
             ],
@@ -392,13 +393,24 @@ mod tests {
         hierarchy(
             &two,
             "ci/slot-1/job-7",
-            &[("ci/slot-1/cpu.weight", "100"), ("ci/slot-1/job-7/io.pressure", pressure)],
+            &[
+                ("ci/slot-1/cpu.weight", "100"),
+                ("ci/slot-1/memory.low", "0"),
+                ("ci/slot-1/job-7/io.pressure", pressure),
+            ],
         );
         let mounts = [Mount { path: one.clone(), unified: false }, Mount { path: two.clone(), unified: true }];
         let share = SlotShare { cgroup: "/ci/slot-1".to_owned(), slots: 3, memory_bytes: 1 << 30 };
         let slot = SlotCgroup::create_in(&mounts, &share, "7").unwrap();
         assert_eq!(fs::read_to_string(one.join("ci/slot-1/cpu.shares")).unwrap(), "3072");
         assert_eq!(fs::read_to_string(two.join("ci/slot-1/cpu.weight")).unwrap(), "300");
+        let protected = || {
+            [one.join("ci/slot-1/memory.soft_limit_in_bytes"), two.join("ci/slot-1/memory.low")]
+                .map(|path| fs::read_to_string(path).unwrap())
+        };
+        assert_eq!(protected(), ["1073741824", "1073741824"]);
+        SlotCgroup::create_in(&mounts, &SlotShare { memory_bytes: 0, ..share }, "8").unwrap();
+        assert_eq!(protected(), ["-1", "0"], "a share without memory must not keep the protection of an earlier one");
         let counters = slot.usage_counters();
         assert_eq!((counters.cpu, counters.memory_bytes), (Some(Duration::from_millis(1500)), Some(4096)));
         assert_eq!(

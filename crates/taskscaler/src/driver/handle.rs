@@ -245,7 +245,7 @@ impl Scaler {
 
     /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
     ///
-    /// `None` means that the remaining instances are unknown, because the scaler did not answer in time.
+    /// `None` means that the scaler did not answer: in time, or because it was already shut down. The ledger then names the instances.
     ///
     /// No more slots are assigned. Waits up to `timeout` for leases to end and for deletions, and then up to ten seconds for the
     /// plugins to stop.

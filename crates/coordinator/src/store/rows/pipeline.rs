@@ -124,8 +124,7 @@ impl PipelineSpec {
 
     /// Returns the stored part of the context that the pipeline was compiled for.
     ///
-    /// The context has no inputs, no tracked paths, no [`Context::changed_since`], and the default options of
-    /// the compiler.
+    /// The context has no inputs, no tracked paths, no [`Context::changed_since`], and the default options of the compiler.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredVariable| ScopedVariable {
             variable: stored.variable.clone(),

@@ -26,7 +26,7 @@ use self::fleet_list::Fleets;
 use self::ledger_dir::{LedgerDir, LedgerDirError, RunnerLedger};
 use self::operator_socket::OperatorSocket;
 use super::group_plugins::unix_now;
-use super::provider::{InstanceExecutor, InstanceOptions};
+use super::provider::{InstanceExecutor, InstanceOptions, Remaining};
 use crate::Executor;
 use crate::deploy::Executable;
 use crate::port::Elastic as _;
@@ -274,13 +274,21 @@ pub fn log_remaining_instances(directory: &Path) {
 }
 
 /// Logs the instances that remain after the end of a runner's executor.
-fn log_stopped(runner: &str, remaining: Result<Vec<String>, LedgerError>, hint: &str) {
+fn log_stopped(runner: &str, remaining: Result<Remaining, LedgerError>, hint: &str) {
     match remaining {
-        Ok(instances) => log_remaining(runner, &instances, hint),
+        Ok(Remaining { instances, requests: 0 }) => log_remaining(runner, &instances, hint),
+        Ok(Remaining { instances, requests }) => {
+            tracing::warn!(
+                runner,
+                requests,
+                instances = instances.join(", "),
+                "instances remain, and requested ones may still appear; {hint}"
+            );
+        }
         Err(error) => tracing::error!(
             runner,
             error = error_chain(&error),
-            "failed to read the ledger, so the remaining instances are unknown"
+            "failed to read the ledger, so the remaining instances are unknown; {hint}"
         ),
     }
 }
