@@ -21,6 +21,7 @@ mod plugin_group;
 mod plugin_metrics;
 mod prepare;
 mod provider;
+mod remaining;
 mod report;
 mod resources;
 mod runners;

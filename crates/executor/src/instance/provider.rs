@@ -24,7 +24,6 @@ use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
 use muster_taskscaler::driver::{FileLedger, LedgerError, Reservation, Scaler};
 use muster_taskscaler::fleet::name_among;
-use muster_taskscaler::ledger::{Row, RowKey};
 use muster_taskscaler::types::TaskKey;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -35,6 +34,7 @@ use super::claims::PendingClaims;
 use super::connect::{Addresses, dial, ensure_supported, trace_lines};
 use super::isolation::{Isolation, NestedMachine};
 use super::lease::{HeldLease, into_lease};
+use super::remaining::Remaining;
 use super::resources::InstanceUsageTracker;
 use super::settings;
 use super::{files, work};
@@ -480,32 +480,5 @@ impl ProviderContext {
             *published = capacity;
             changed
         });
-    }
-}
-
-/// What remains at the provider when the executor of a runner has stopped, according to its ledger.
-#[derive(Debug, Default)]
-pub struct Remaining {
-    /// IDs of the instances.
-    pub instances: Vec<String>,
-    /// Number of requests to create instances whose result is not known. Their instances may still appear.
-    pub requests: usize,
-}
-
-impl Remaining {
-    fn in_ledger(rows: &BTreeMap<RowKey, Row>) -> Self {
-        let mut remaining = Self::default();
-        for key in rows.keys() {
-            match key {
-                RowKey::Instance { id, .. } => remaining.instances.push(id.clone()),
-                RowKey::ScaleUp { .. } => remaining.requests += 1,
-                _ => {}
-            }
-        }
-        remaining
-    }
-
-    fn is_empty(&self) -> bool {
-        self.instances.is_empty() && self.requests == 0
     }
 }

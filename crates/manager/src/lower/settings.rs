@@ -91,7 +91,7 @@ impl Reader<'_> {
         };
         let timeout = job_timeout(payload);
         let [debug_trace, debug_services] = self.debug(context.runner.debug_trace_disabled);
-        let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.has_inner_environment());
+        let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.executor != "shell");
         // Muster repeats no stage after its environment has disappeared. The call only warns about an invalid value.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
         // The manager has used this setting already. The call only warns about an invalid value.

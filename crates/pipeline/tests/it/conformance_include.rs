@@ -464,16 +464,6 @@ fn masked_variable_in_a_path_is_hidden() {
     assert_eq!(project.load(readable).includes[0].description, "remote https://x/[MASKED]/y.yml");
 }
 
-/// Regression test: the compiler overflowed its stack.
-#[test]
-fn reference_in_include_inputs_is_a_list_of_keys() {
-    let project = project().file("c.yml", "spec: {inputs: {i: {default: x}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.i ]]', 'l $[[ inputs.l ]]']}");
-    let loaded = project.load("include: {local: c.yml, inputs: {l: [!reference [b, c]]}}\nb: {script: [x]}");
-    assert_eq!(merged(&loaded)["a"]["script"], json!(["x", "l [[\"b\", \"c\"]]"]));
-    let text = project.load("include: {local: c.yml, inputs: {i: !reference [b, c]}}\nb: {script: [x]}");
-    assert_rejected(&text.diagnostics, "`i` input: provided value is not a string: it is a !reference");
-}
-
 #[test]
 fn inputs_can_be_declared_in_another_file() {
     let project = project().file("inputs.yml", "inputs: {a: {default: x}}").file("more.yml", "jobs: {}");

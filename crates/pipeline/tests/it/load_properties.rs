@@ -2,8 +2,9 @@
 
 use muster_pipeline::render::render;
 use proptest::prelude::*;
+use serde_json::json;
 
-use crate::harness::{TestProject, errors, project};
+use crate::harness::{TestProject, assert_rejected, errors, merged, project};
 
 /// Loads a configuration and renders its diagnostics. Returns the number of errors.
 fn load_and_render(project: &TestProject, bytes: &[u8]) -> usize {
@@ -120,6 +121,16 @@ fn growing_inputs_are_rejected() {
             && found[0].contains("with the value of `l`, lists and maps are nested more than 150 levels deep"),
         "{found:?}"
     );
+}
+
+/// Regression test: the compiler overflowed its stack.
+#[test]
+fn reference_in_include_inputs_is_a_list_of_keys() {
+    let project = project().file("c.yml", "spec: {inputs: {i: {default: x}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.i ]]', 'l $[[ inputs.l ]]']}");
+    let loaded = project.load("include: {local: c.yml, inputs: {l: [!reference [b, c]]}}\nb: {script: [x]}");
+    assert_eq!(merged(&loaded)["a"]["script"], json!(["x", "l [[\"b\", \"c\"]]"]));
+    let text = project.load("include: {local: c.yml, inputs: {i: !reference [b, c]}}\nb: {script: [x]}");
+    assert_rejected(&text.diagnostics, "`i` input: provided value is not a string: it is a !reference");
 }
 
 #[test]
