@@ -409,7 +409,7 @@ mod tests {
                 .map(|path| fs::read_to_string(path).unwrap())
         };
         assert_eq!(protected(), ["1073741824", "1073741824"]);
-        SlotCgroup::create_in(&mounts, &SlotShare { memory_bytes: 0, ..share }, "8").unwrap();
+        SlotCgroup::create_in(&mounts, &SlotShare { memory_bytes: 0, ..share }, "7").unwrap();
         assert_eq!(protected(), ["-1", "0"], "a share without memory must not keep the protection of an earlier one");
         let counters = slot.usage_counters();
         assert_eq!((counters.cpu, counters.memory_bytes), (Some(Duration::from_millis(1500)), Some(4096)));
