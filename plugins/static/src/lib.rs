@@ -1,8 +1,10 @@
 //! `fleeting-plugin-static`: existing machines, which are leased one at a time.
 //!
 //! ```text
+//!                                           +----------+
+//!                                           v          | failed: retried at the next check
 //! free, healthy --lease--> leased --release--> cleaning --cleaned and checked--> free, healthy
-//!   ^   |                                         | failed: retried at the next check
+//!   ^   |
 //!   |   +--check fails--> free, unhealthy --check succeeds--+
 //!   +-------------------------------------------------------+
 //! ```

@@ -4,8 +4,8 @@
 //! - It has neither Muster's extension nor result trees: the result is the status of the job.
 //! - Each error has the code `UNKNOWN`: a rejected request, and an unknown job.
 //! - Version 0.11.0 has no `Cancel`. `Close` ends the job instead, and deletes it, so that no result can be fetched.
-//! - Version 0.11.0 counts offsets in its file, but does not send each byte of the file: a log that is followed over a second connection may repeat
-//!   the end of what the first connection sent.
+//! - Version 0.11.0 counts offsets in its log file, but leaves out some bytes, such as blank lines, when it sends the file. The number of received
+//!   bytes is therefore lower than the offset, and a second connection that starts there may repeat bytes.
 
 use std::error::Error as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -94,7 +94,7 @@ impl ServiceHost {
     }
 }
 
-/// Lets the steps of the services find the environment that is being created, until it is dropped.
+/// Guard that lets the steps of the services find the environment that is being created.
 struct Registration<'a>(&'a Mutex<Option<Arc<ServiceHost>>>);
 
 impl<'a> Registration<'a> {
@@ -268,7 +268,8 @@ impl Service {
         if let Some(code) = self.exited {
             return Err(exited(code));
         }
-        // The operator has put a service without an address into a network that the build container cannot reach.
+        // A service without an address is in a network that the build container cannot reach, because the operator configured it so.
+        // It cannot be checked.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(

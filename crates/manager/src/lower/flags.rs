@@ -107,6 +107,7 @@ impl Flags {
     /// Resolves every flag.
     ///
     /// The sources are, in this order: `[runners.feature_flags]`, the job's variable, the runner's variable, and the default.
+    /// For a flag of the manager, the variables are not used.
     pub(super) fn resolve(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         let mut flags = Self::default();
         for flag in FLAGS {

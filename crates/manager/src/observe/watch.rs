@@ -21,7 +21,7 @@ use crate::store::StoredJob;
 
 const EXPORT_STAGES_FLAG: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
 const TRACEPARENT: &str = "TRACEPARENT";
-/// State of a job whose result the coordinator did not expect.
+/// State of a job that was cleaned up without a result, because the coordinator no longer expected one.
 const JOB_GONE: &str = "gone";
 
 /// Observation of one job.

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn junit_report_has_each_outcome_and_keeps_words_apart() {
+    fn junit_report_has_each_outcome_and_line_breaks_still_separate_words() {
         let outcomes = [
             Outcome::Pass,
             Outcome::Fail("a <b> & \"c\"\u{7}\nnext line".to_owned()),

@@ -93,7 +93,7 @@ async fn connects_through_the_session_of_another_machine() {
 }
 
 #[tokio::test]
-async fn c04_certificate_after_its_key_is_used() {
+async fn c04_certificate_that_follows_its_key_is_used() {
     let (login, authority) = (key(), key());
     let server = Server::start(AcceptedCredentials {
         authority: Some(authority.public_key().clone()),

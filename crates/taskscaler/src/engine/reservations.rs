@@ -21,13 +21,15 @@ pub(super) struct Reservations {
     keys: HashSet<TaskKey>,
     /// Number of jobs that requests immediately returned since the last answer without a job.
     immediate_jobs: u64,
-    /// Time of the last answer. If no request was open then, the time of the first reservation that waits for an answer.
+    /// Time from which [`HELD_AFTER`] is counted.
+    ///
+    /// This is the time of the last answer. If a request was sent later while no other was open, it is the time of that request's reservation.
     last_answer: Time,
     /// Whether slots are reserved ahead. Such reservations may be revoked.
     is_ahead: bool,
-    /// When the last reservation was refused. `None` if it was possible, or if there was none.
+    /// Time at which the last attempt to reserve a slot was refused.
     ///
-    /// After a refusal, a job may be waiting at the coordinator.
+    /// `None` if that attempt succeeded, or if there was no attempt. After a refusal, a job may be waiting at the coordinator.
     last_refusal: Option<Time>,
 }
 
@@ -63,7 +65,7 @@ impl Reservations {
         self.last_answer = now.at;
     }
 
-    /// Records when a reservation was refused. `None` means that it was possible.
+    /// Records when an attempt to reserve a slot was refused. `None` means that the attempt succeeded.
     pub(super) fn record_refusal(&mut self, refused_at: Option<Time>) {
         self.last_refusal = refused_at;
     }
