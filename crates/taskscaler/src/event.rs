@@ -271,7 +271,7 @@ pub enum Action {
     },
     /// A reservation that no job has used is revoked.
     ///
-    /// No slot for it is expected anymore, it kept an instance beyond its idle time, or it was too far ahead of the free slots.
+    /// Reasons: no slot is expected for it anymore, it kept an instance beyond the idle time, or more slots are reserved than can soon be free.
     RevokeReservation {
         /// Key of the reservation.
         key: TaskKey,

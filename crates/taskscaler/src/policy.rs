@@ -112,7 +112,7 @@ impl Policies {
         self.list.iter().map(|policy| idle(&policy.idle_target)).max().unwrap_or(0)
     }
 
-    /// Whether [`Self::active_at`] can return different policies at different times.
+    /// Returns whether a policy is not always active. Only then can [`Self::active_at`] return different policies at different times.
     #[must_use]
     pub fn is_time_dependent(&self) -> bool {
         self.list.iter().any(|policy| !policy.periods.iter().any(Cron::always_matches))

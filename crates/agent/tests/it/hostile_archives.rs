@@ -112,7 +112,7 @@ async fn cache_links_cannot_lead_outside_the_project() {
     };
     fs::create_dir_all(cache_dir.join("main")).unwrap();
     hostile_zip(&cache_dir.join("main/cache.zip"), &outside);
-    // The previous job created links at the paths of the archive's directories.
+    // The previous job created links at the paths of the archive's links.
     fs::create_dir_all(agent.project()).unwrap();
     symlink(&outside, agent.project().join("a")).unwrap();
     symlink("..", agent.project().join("b")).unwrap();

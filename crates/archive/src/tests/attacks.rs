@@ -117,7 +117,7 @@ fn create_root_rejects_links_below_the_base_but_follows_links_above_it() {
     assert_eq!(
         fs::read_dir(outer.join("canary")).unwrap().count(),
         3,
-        "nothing was added to `empty`, `keys` and `project`"
+        "`canary` must contain only `empty`, `keys` and `project`"
     );
     let error = below("../outside").unwrap_err().to_string();
     assert!(error.contains("is not below the builds directory"), "{error}");

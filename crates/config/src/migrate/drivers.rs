@@ -16,7 +16,7 @@ pub(super) enum OptionTarget {
     Group(&'static str),
     /// A credential. It is not written anywhere; the text describes where to put it.
     Secret(&'static str),
-    /// The option has no replacement, for this reason.
+    /// The option is not translated. The text has the reason, or what to do instead.
     Dropped(&'static str),
 }
 

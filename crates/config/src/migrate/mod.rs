@@ -300,7 +300,7 @@ fn parse_bool(value: Option<&str>) -> Option<bool> {
     }
 }
 
-/// Returns the note that names the replacement of an option, or the reason why it has no replacement.
+/// Returns the note that names the replacement of an option, or says why it is not translated.
 fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     let option = shown_name(option);
     let set = match value {

@@ -1,4 +1,4 @@
-//! Gives the pipeline compiler access to the files of the snapshot, and to the files that includes refer to.
+//! Gives the pipeline compiler access to the files of the snapshot, and to the files that `include:` entries refer to.
 //!
 //! Files outside the project come from local directories of the user, from pins, or from the network, in this order.
 

@@ -1,6 +1,6 @@
 //! Creates directories inside directories that jobs own, and gives them to the user of the jobs.
 //!
-//! A manager that runs as root must not change the owner of a file or directory that a job put at such a path. Each part of a path is
+//! A manager that runs as root must not change the owner of a file or directory that a job put in the place of such a directory. Each part of a path is
 //! therefore opened relative to the open directory above it, and links are followed only in directories whose entries no job can
 //! change. The owner of a directory is changed through the open directory, and only if the directory belongs to the user of this process
 //! and is empty, as after its creation. Files never change their owner, so hard links are of no use to a job.
@@ -20,7 +20,7 @@ use super::user::Owner;
 
 /// Maximum number of links in one path, as in the Linux kernel.
 const MAX_LINKS: u32 = 40;
-/// Maximum number of attempts while other processes create or remove the same directory.
+/// Maximum number of missing parents to create, including repetitions because of other processes.
 const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;

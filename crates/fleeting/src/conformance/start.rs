@@ -42,18 +42,24 @@ pub(super) async fn run(run: &mut Run<'_>) {
 async fn check_manual_start(plan: &Plan) -> Result<(), String> {
     let Some(output) = command_line(plan, &[]).await? else {
         return Err(
-            "does not exit if the host's environment variable is missing; print usage and exit with 1".to_owned()
+            "does not exit if FLEETING_INSTANCE_GROUP_PLUGIN, which the host sets, is missing; print usage and exit with 1".to_owned()
         );
     };
     if !output.stdout.is_empty() {
-        return Err("prints to stdout if the host's environment variable is missing".to_owned());
+        return Err("prints to stdout if FLEETING_INSTANCE_GROUP_PLUGIN, which the host sets, is missing".to_owned());
     }
     if output.stderr.is_empty() {
-        return Err("prints nothing to stderr if the host's environment variable is missing; print usage".to_owned());
+        return Err(
+            "prints nothing to stderr if FLEETING_INSTANCE_GROUP_PLUGIN, which the host sets, is missing; print usage"
+                .to_owned(),
+        );
     }
     match output.status.code() {
         Some(1) => Ok(()),
-        _ => Err(format!("exits with {} if the host's environment variable is missing, expected 1", output.status)),
+        _ => Err(format!(
+            "exits with {} if FLEETING_INSTANCE_GROUP_PLUGIN, which the host sets, is missing, expected 1",
+            output.status
+        )),
     }
 }
 
@@ -112,6 +118,8 @@ async fn check_unknown_arguments(plan: &Plan) -> Outcome {
             plugin.kill().await;
             flag_problem.map_or(Outcome::Pass, Outcome::Warn)
         }
-        Err(error) => Outcome::Warn(format!("does not serve for an unknown argument, as plugins usually do: {error}")),
+        Err(error) => {
+            Outcome::Warn(format!("does not start with an unknown argument, which plugins usually ignore: {error}"))
+        }
     }
 }

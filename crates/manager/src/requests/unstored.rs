@@ -1,7 +1,7 @@
 //! A received job that cannot be stored, for instance on a full disk.
 //!
 //! Storing is retried for a few seconds, and then the job is reported as failed. Most coordinators assign a job only once, so a job that
-//! is dropped here would be lost (J1).
+//! is dropped here would be lost (invariant J1 in ARCHITECTURE.md).
 
 use std::time::Duration;
 

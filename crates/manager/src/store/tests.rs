@@ -128,7 +128,7 @@ async fn state_log_of_version_1_is_read() {
 async fn truncated_file_keeps_complete_lines() {
     let home = tempfile::tempdir().unwrap();
     let first = LOG_1.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    // By complete lines: version, runner, job 7, lane, job 6, state of 7, deletion of 6, job 8.
+    // Jobs after each complete line. The lines are: version, runner, job 7, lane, job 6, state of 7, deletion of 6, job 8.
     let expected: [&[_]; 8] = [
         &[],
         &[],

@@ -16,7 +16,7 @@ use crate::node::{Map, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// Returns the body of a file with its blocks replaced. Reports errors.
+    /// Returns the body of a file with its `$[[ ... ]]` blocks replaced. Reports errors.
     ///
     /// Returns `None` if the header or the inputs have errors, or if an input makes the body too deep.
     pub(super) fn interpolated(&mut self, file: &File, given: &[GivenInput], at: Option<Span>) -> Option<Arc<Map>> {

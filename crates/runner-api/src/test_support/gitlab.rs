@@ -67,8 +67,8 @@ impl MemoryCoordinator {
 
     /// Sets whether the front end forwards job requests. Requests that were already forwarded are not affected.
     ///
-    /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later: the
-    /// coordinator detects the death of a caller late, and a test that kills a caller must not have jobs assigned to it.
+    /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later. A test can thus kill the
+    /// caller of such a request: the coordinator notices the death late, and must not assign a job to the dead caller meanwhile.
     pub fn set_forwarding_enabled(&self, enabled: bool) {
         self.change(|state| state.front.forwarding_disabled = !enabled);
     }

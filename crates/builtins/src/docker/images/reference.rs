@@ -71,7 +71,9 @@ impl Reference {
             return Err(invalid("the name must be in lower case"));
         }
         if !path.split('/').all(is_path_component) {
-            return Err(invalid("a part of the name has characters other than letters, digits and single ._-"));
+            return Err(invalid(
+                "each part of the name must begin and end with a letter or digit, with `.`, `_`, `__` or hyphens in between",
+            ));
         }
         let registry = match registry.to_ascii_lowercase().as_str() {
             "index.docker.io" | "registry-1.docker.io" => HUB.to_owned(),

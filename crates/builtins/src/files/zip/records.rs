@@ -161,13 +161,16 @@ fn dos_time(unix_seconds: i64) -> (u16, u16) {
     let time = |hour: u16, minute: u16, second: u16| (hour << 11) | (minute << 5) | (second / 2);
     let date = |year: u16, month: u16, day: u16| (year << 9) | (month << 5) | day;
     let first = (0, date(0, 1, 1));
-    let Ok(at) = OffsetDateTime::from_unix_timestamp(unix_seconds) else { return first };
+    let last = (time(23, 59, 58), date(127, 12, 31));
+    let Ok(at) = OffsetDateTime::from_unix_timestamp(unix_seconds) else {
+        return if unix_seconds < 0 { first } else { last };
+    };
     match u16::try_from(at.year() - 1980) {
         Ok(year @ 0..=127) => (
             time(at.hour().into(), at.minute().into(), at.second().into()),
             date(year, u8::from(at.month()).into(), at.day().into()),
         ),
-        Ok(_) => (time(23, 59, 58), date(127, 12, 31)),
+        Ok(_) => last,
         Err(_) => first,
     }
 }
