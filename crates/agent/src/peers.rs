@@ -1,8 +1,9 @@
 //! Handles the parts of GitLab's current protocol that are not published (docs/spec/steps.md, section 0.3).
 //!
 //! - The service answers under both names that GitLab's sources contain, `proto.StepRunner` and `step.StepRunner`.
-//! - Fields of a `RunRequest` that this agent does not know are logged with their numbers, types and sizes. Their content is not used, because
-//!   its meaning can only be guessed. Field 7, for example, is probably the timeout of the job. The client enforces that timeout, too.
+//! - Fields of a `RunRequest` that this agent does not know are logged with their numbers, types and sizes. A duration is logged with its
+//!   value. The content of these fields has no other use, because its meaning can only be guessed. Field 7, for example, is probably the
+//!   timeout of the job. The client enforces that timeout, too.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -87,7 +88,9 @@ where
     }
 }
 
-/// Field of a request that this agent does not know. Its content is left out, because it may contain secrets.
+/// Field of a request that this agent does not know.
+///
+/// The content is left out unless it is a duration, because it may contain secrets.
 #[derive(Debug, PartialEq, Eq)]
 struct UnknownField {
     number: u32,

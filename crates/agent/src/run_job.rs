@@ -58,7 +58,7 @@ pub(crate) enum ParseError {
     Plan(#[from] serde_json::Error),
     #[error("{0:?} is not a valid project directory; use an absolute path")]
     ProjectDir(String),
-    /// Message of the step language, which names the step.
+    /// A step is invalid. The message names the step.
     #[error("{0}")]
     Steps(#[from] PlanError),
 }

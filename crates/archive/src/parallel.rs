@@ -4,8 +4,8 @@
 //! entries of the archive --> Tree (names, directories, links) --batches of files--> threads (read, unpack, write) --> Tree (skipped)
 //! ```
 //!
-//! One thread reads the names, checks them, and opens or creates the directories. It is the only one that resolves paths. The other threads
-//! get open directories with names of one component, and write files there.
+//! One thread reads the names, checks them, and opens or creates the directories. No other thread resolves paths. For each file, the
+//! other threads get an open directory and a file name of one component.
 //!
 //! If an entry is written over or below another entry, the two are never in flight at the same time. The result is therefore the same as if
 //! the entries were unpacked one after the other. Such a conflict is found by comparing the names of the entries. Below an existing link,
@@ -61,8 +61,8 @@ type Written = Vec<(Entry, u64, Result<(), PutError>)>;
 /// `worker` is called once for each thread, and returns the function that writes the files of the thread.
 ///
 /// # Errors
-/// [`UnpackError`], including errors of `visit`. All entries before the entry with the error are already written, and some of the entries
-/// after it may be.
+/// [`UnpackError`], including errors of `visit`. Some of the entries before and after the entry with the error may be written.
+/// Links of the archive and attributes of directories may be missing.
 pub fn write_files<H, W>(
     into: &Dir,
     meter: &Meter<'_>,
@@ -176,7 +176,7 @@ impl<H: Send> Writing<'_, H> {
         if self.recent_files.is_empty() {
             return false;
         }
-        // A directory entry of a recent file's directory changes nothing before the end.
+        // An entry for a directory above a recent file changes nothing until the end, when the attributes of directories are set.
         let is_above = entry.kind != EntryKind::Directory && self.recent_directories.contains(&entry.path);
         is_above || entry.path.ancestors().any(|path| self.recent_files.contains(path))
     }

@@ -27,7 +27,9 @@ use crate::store::Store;
 use packs::Packs;
 use parts::{Found, Part, PartResult, Plan};
 
-/// Inverse of the share of the used bytes in old packs that a save may copy to new ones. Copying keeps the number of packs small.
+/// Divisor of the used bytes in old packs: a save copies at most a hundredth of them to new packs.
+///
+/// Copying keeps the number of packs small.
 const COMPACTION_DIVISOR: u64 = 100;
 
 /// Error of a save.
@@ -187,7 +189,9 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Stores the chunks of a file that are new. Returns their positions, and adds their length to the size of the entry.
+    /// Stores the new chunks of a file. Returns the positions of all its chunks.
+    ///
+    /// The lengths of all chunks are added to the size of the entry.
     fn chunks(&mut self, entry: &mut Entry, found: Vec<Found>) -> Result<Vec<u32>, SaveError> {
         let mut chunks = Vec::with_capacity(found.len());
         for found in found {

@@ -146,7 +146,9 @@ impl Executor for HostExecutor {
     }
 }
 
-/// The only agent of a state directory.
+/// Agent of a state directory that several processes share.
+///
+/// Such a directory has only one agent.
 #[derive(Debug)]
 pub struct SharedAgent {
     /// Connection to the agent over which nothing has been sent yet. Calls on it block.
@@ -155,7 +157,7 @@ pub struct SharedAgent {
     pub is_outdated: bool,
 }
 
-/// Finds the only agent of a state directory, or starts it.
+/// Finds the agent of a state directory that several processes share, or starts it.
 ///
 /// An agent that runs another executable is replaced if it runs no job. The new agent loads the finished jobs from the spool.
 ///

@@ -178,9 +178,9 @@ mod tests {
         assert_eq!(offer_table.current(), (None, true), "without offers");
         let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
         offer_table.set_offers(offers());
-        assert_eq!(offer_table.current(), (Some(0.3), true), "the price is not the highest of all offers");
+        assert_eq!(offer_table.current(), (Some(0.3), true), "the price must be the highest of all offers");
         offer_table.apply_notice("a", false);
-        assert_eq!(offer_table.current(), (Some(0.2), true), "the price is not the highest of the available offers");
+        assert_eq!(offer_table.current(), (Some(0.2), true), "the price must be the highest of the available offers");
         offer_table.apply_notice("b", false);
         offer_table.apply_notice("c", false);
         assert_eq!(offer_table.current(), (Some(0.3), false));

@@ -6,8 +6,9 @@
 //! <mount>/<slot>/job-<n>  cgroup of one job, removed after the job: counts the job's usage
 //! ```
 //!
-//! Hierarchies of version 1 and version 2 can be mounted side by side. The directories are created in each hierarchy that controls
-//! CPU, memory or I/O and permits it. If none permits it, the job runs without a share.
+//! Hierarchies of version 1 and version 2 can be mounted side by side. The directories are created in the hierarchy of version 2, and in
+//! each hierarchy of version 1 that controls CPU, memory or I/O. A hierarchy in which this process may not create them is left out. If all are
+//! left out, the job runs without a share.
 
 use std::fs;
 use std::io;
@@ -63,7 +64,7 @@ pub enum SlotError {
 pub struct SlotShare {
     /// Path of the slot's cgroup, relative to the root of each hierarchy.
     pub cgroup: String,
-    /// Number of slots that the job occupies. The weight of its cgroup is proportional to it.
+    /// Number of slots that the job occupies. The weight of the slot's cgroup is proportional to this number.
     pub slots: u32,
     /// Bytes of memory that the kernel reclaims only after memory of other jobs. 0 means that no memory is protected.
     pub memory_bytes: u64,
@@ -315,7 +316,9 @@ fn remove_dead_jobs(slot: &Path) {
     }
 }
 
-/// Returns the hierarchies that control CPU, memory or I/O, from the text of `/proc/self/mountinfo`, without duplicates.
+/// Returns the hierarchies to use, without duplicates, from the text of `/proc/self/mountinfo`.
+///
+/// These are the hierarchy of version 2, and the hierarchies of version 1 that control CPU, memory or I/O.
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mut found: Vec<Mount> = Vec::new();
     for line in mountinfo.lines() {
@@ -424,7 +427,7 @@ mod tests {
         assert_eq!(
             fs::read_to_string(two.join("ci/slot-1/job-7/cgroup.procs")).unwrap(),
             "",
-            "the process started there"
+            "a process that was started in the cgroup must not be moved into it again"
         );
     }
 

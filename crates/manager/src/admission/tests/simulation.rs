@@ -183,7 +183,7 @@ impl Simulation {
 
     /// Asserts that a runner that may poll and has no request gets one in time.
     ///
-    /// Also asserts that a wake-up is scheduled or a canceled request will end while the runner waits.
+    /// Also asserts that, while a runner waits, a wake-up is scheduled or a canceled request has not ended yet.
     fn check_starvation(&mut self, limits: &Limits, jobs: usize, requests: usize) {
         let entry = self.engine.entries.iter().find(|entry| entry.limits.key == limits.key).unwrap();
         if self.stopped {

@@ -113,7 +113,8 @@ pub(super) async fn manager_options(
     Ok(ManagerOptions {
         program,
         url: url.to_owned(),
-        // Raises the limit of this process, because its coordinator opens files and connections for all jobs.
+        // Raises the limit of this process, because its coordinator opens files and connections for all jobs. Jobs keep the previous limit,
+        // which `raise` returns.
         open_files: crate::open_files::raise(),
         token_file,
         state_dir,

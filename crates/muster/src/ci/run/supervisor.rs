@@ -203,7 +203,9 @@ async fn stop_child(mut child: Child) -> Result<(), CiError> {
     Ok(())
 }
 
-/// Terminates all descendants of this process, kills them after `grace`, and waits until they have exited.
+/// Terminates all descendants of this process, kills them after `grace`, and waits until they exit.
+///
+/// Gives up with a warning if some of them have not exited [`KILL_GRACE`] after `grace`.
 pub(crate) async fn end_descendants(grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut signaled: Vec<u32> = Vec::new();
