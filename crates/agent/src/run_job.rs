@@ -58,7 +58,7 @@ pub(crate) enum ParseError {
     Plan(#[from] serde_json::Error),
     #[error("{0:?} is not a valid project directory; use an absolute path")]
     ProjectDir(String),
-    /// A step is invalid. The message names the step.
+    /// A step of the plan or the step file of a user is invalid.
     #[error("{0}")]
     Steps(#[from] PlanError),
 }

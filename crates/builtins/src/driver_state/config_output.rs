@@ -11,17 +11,17 @@ use serde_json::{Map, Value};
 pub(crate) struct ConfigOutput {
     /// Name and version of the driver. `None` means that the log does not name the driver.
     pub(crate) driver: Option<DriverInfo>,
-    /// Name of the host, for the log. `None` means the output of `uname -n` in the environment.
+    /// Name of the host, for the log. `None` or empty means the output of `uname -n` in the environment.
     pub(crate) hostname: Option<String>,
-    /// Directory for builds. `None` means the directory of the runner's configuration.
+    /// Directory for builds. `None` or empty means the directory of the runner's configuration.
     pub(crate) builds_dir: Option<String>,
-    /// Directory for caches. `None` means the directory of the runner's configuration.
+    /// Directory for caches. `None` or empty means the directory of the runner's configuration.
     pub(crate) cache_dir: Option<String>,
     /// Whether several jobs use the directory for builds. `None` means false.
     pub(crate) builds_dir_is_shared: Option<bool>,
     /// Environment variables for the programs of the driver that run after the configuration stage.
     pub(crate) job_env: Option<BTreeMap<String, String>>,
-    /// Shell of the job's scripts. `None` means the shell of the runner's configuration.
+    /// Shell of the job's scripts. `None` or empty means the shell of the runner's configuration.
     pub(crate) shell: Option<String>,
 }
 
