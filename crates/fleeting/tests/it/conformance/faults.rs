@@ -82,7 +82,7 @@ const FAULTS: &[Fault] = &[
     script(
         "case $1 in m*) exit 3;; esac; exec $toy \"$@\"",
         &["P4"],
-        "does not serve for an unknown argument",
+        "does not start with an unknown argument",
         WarnOnly,
     ),
     script("[ \"$1\" = bootstrap ] && exit 0; exec $toy \"$@\"", &["P5"], "exits with 0", FailOnly),
