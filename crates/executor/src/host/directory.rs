@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a temporary directory that contains a directory of root and a directory of `nobody`, and the owner of the latter.
+    /// Creates a temporary directory with one subdirectory that root owns and one that `nobody` owns. Also returns `nobody` as an [`Owner`].
     ///
     /// Returns `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {

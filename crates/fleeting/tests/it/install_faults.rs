@@ -47,7 +47,7 @@ async fn damaged_version_is_repaired_in_place() {
         0o644,
         "other users must be able to verify the plugins"
     );
-    // A repair must install the same version again, not this newer one.
+    // Publish a newer version, to show that a repair installs the old version again.
     fixture.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
     std::fs::write(&installed.executable, b"two").unwrap();
     // The directory is large, so that removing it before the rename would leave a noticeable gap.

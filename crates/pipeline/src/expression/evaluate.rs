@@ -62,7 +62,7 @@ pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, Expres
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Text(text) => Ok(Value::Text(text.clone())),
-        // A pattern that is not the right operand of `=~` or `!~` is an ordinary value, which is not null.
+        // Operators handle a pattern on the right of `=~` or `!~`. Elsewhere, a pattern is its own text.
         Node::Pattern(regex) => Ok(Value::Text(format!("/{}/", regex.as_str()))),
         Node::Variable(name) => Ok((lookup.variable)(name).map_or(Value::Null, Value::Text)),
         Node::Input(id) => Ok((lookup.input)(id)),

@@ -283,7 +283,7 @@ fn log_stopped(runner: &str, remaining: Result<Remaining, LedgerError>, hint: &s
                 runner,
                 requests,
                 instances = instances.join(", "),
-                "instances remain, and requested ones may still appear; {hint}"
+                "requested instances may still appear, in addition to the remaining instances; {hint}"
             );
         }
         Err(error) => tracing::error!(

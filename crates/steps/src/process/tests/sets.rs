@@ -1,4 +1,4 @@
-//! Tests of parallel and nested steps: each step has its own set of processes, and each policy rule that limits it has a cgroup.
+//! Tests of parallel and nested steps: each step has its own set of processes, and each policy rule that limits a step has a cgroup.
 
 use muster_job::StepLimits;
 
@@ -7,7 +7,7 @@ use super::*;
 /// Leaves a daemon behind, which prints its ID.
 const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' & exit 0";
 
-/// Runs two scripts in their own process set: [`DAEMON`], and then `script`. Returns the end of `script` and the process ID of the daemon.
+/// Runs two scripts in one new process set: [`DAEMON`], and then `script`. Returns the end of `script` and the process ID of the daemon.
 async fn run_step(processes: &Processes, stop: &StopToken, script: &str, log: &Arc<dyn Log>) -> (ProcessEnd, i32) {
     let work = async {
         let (daemon_output, daemon_log) = recorded_log();
