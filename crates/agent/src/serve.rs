@@ -34,10 +34,12 @@ const TCP_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), 
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Time for managers to fetch the results of jobs that a shutdown ended.
 const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
-/// Maximum time for which deleting old workspaces and prepared containers may delay the end of the agent.
+/// Maximum time for which deleting old workspaces may delay the end of the agent.
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time for which removing prepared containers may delay the end of the agent. A busy engine needs seconds for each container.
+const PREPARED_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than its last steps take.
-const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time for which a copy of the lock may outlive an agent that was killed.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between attempts to lock the spool.
@@ -207,7 +209,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let removed = prepared.close();
     let emptied = tokio::task::spawn_blocking(move || resources.trash.close());
     let (emptied, removed) =
-        tokio::join!(tokio::time::timeout(TRASH_TIMEOUT, emptied), tokio::time::timeout(TRASH_TIMEOUT, removed));
+        tokio::join!(tokio::time::timeout(TRASH_TIMEOUT, emptied), tokio::time::timeout(PREPARED_TIMEOUT, removed));
     if emptied.is_err() {
         tracing::info!("failed to delete old workspaces in time; the next jobs that use them will delete them");
     }

@@ -87,7 +87,8 @@ async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
         host.until_prepared().await;
         let prefix = host.prefix().unwrap();
         host.terminate().await;
-        assert_eq!(host.objects(&prefix), "", "the agent left a prepared container");
+        // A busy engine may carry out the removal after the agent has ended.
+        host.until_no_objects(&prefix).await;
     }
 }
 
@@ -219,5 +220,5 @@ async fn restart_of_the_engine_while_a_container_waits_fails_no_job_and_leaves_n
     assert_eq!(host.objects("engine"), "", "objects of the jobs are left");
     let prefix = host.prefix().unwrap();
     host.terminate().await;
-    assert_eq!(host.objects(&prefix), "", "the agent left a prepared container");
+    host.until_no_objects(&prefix).await;
 }
