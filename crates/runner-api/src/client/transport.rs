@@ -174,13 +174,15 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
     if age == ConnectionAge::NoReuse {
         http = http.pool_max_idle_per_host(0);
     }
-    if base.host_str().is_some_and(muster_job::is_loopback) {
-        // `muster ci` calls its own process: a proxy cannot help, and reading the certificates would take longer than
-        // the job.
+    let is_local = base.host_str().is_some_and(muster_job::is_loopback);
+    if is_local {
+        // `muster ci` calls its own process, which needs no proxy.
         http = http.no_proxy();
-        if base.scheme() == "http" && tls.is_empty() {
-            http = http.tls_built_in_root_certs(false);
-        }
+    }
+    if is_local && base.scheme() == "http" && tls.is_empty() {
+        // Reading the certificates of the system would take longer than a job of `muster ci`.
+        http = http.tls_built_in_root_certs(false);
+        return http.build().map_err(|error| ClientError::Setup(error_chain(&error)));
     }
     match tls.config() {
         Ok(Some(mut config)) => {
