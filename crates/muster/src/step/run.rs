@@ -91,7 +91,7 @@ impl TargetArgs {
 
 /// Runs `muster step run`.
 pub(super) fn run(args: RunArgs) -> ExitCode {
-    crate::runtime::block_on(async {
+    crate::runtime::block_on_one_thread(async {
         match Box::pin(run_target(&args)).await {
             Ok(code) => code,
             Err(error) => super::fail(error_chain(&error)),

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::fcntl_setpipe_size;
 use tokio::net::unix::pipe::Receiver;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -28,6 +29,10 @@ const READ_BUFFER_BYTES: usize = 256 * 1024;
 const LARGE_PIECE_BYTES: usize = 32 * 1024;
 /// Size of a large pipe.
 const LARGE_PIPE_BYTES: usize = 1024 * 1024;
+/// Maximum number of large pieces that are copied before the task yields. Together they take a fraction of a second.
+const MAX_LARGE_PIECES: u32 = 64;
+/// Time to wait for the next large piece before the task yields.
+const LARGE_PIECE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 thread_local! {
     /// Buffer for the output of all processes: most of them print little, so a buffer for each would be most of the memory of a job.
@@ -46,18 +51,34 @@ impl OutputProgress {
     }
 }
 
-/// Runs `work` on this thread.
+/// Copies pieces of output while they are large. Returns the result of the last read.
 ///
-/// Meanwhile, the other tasks of this thread run on one additional thread, unless another call uses it.
-fn beside_other_tasks<T>(work: impl FnOnce() -> T) -> T {
+/// Meanwhile, the other tasks of this thread run on one additional thread. If another call uses it, only one piece is copied.
+fn copy_large_pieces(pipe: &Receiver, mut copy_piece: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     static OTHER_THREAD: Semaphore = Semaphore::const_new(1);
     let permit = OTHER_THREAD.try_acquire();
     // A runtime with one thread has no other one.
-    if permit.is_ok() && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
-        tokio::task::block_in_place(work)
-    } else {
-        work()
+    if permit.is_err() || Handle::current().runtime_flavor() != RuntimeFlavor::MultiThread {
+        return copy_piece();
     }
+    // Changing the thread takes longer than copying a piece.
+    tokio::task::block_in_place(|| {
+        let mut last = copy_piece();
+        for _ in 1..MAX_LARGE_PIECES {
+            match &last {
+                Ok(length) if *length >= LARGE_PIECE_BYTES => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let pipe = PollFd::new(pipe, PollFlags::IN);
+                    if poll(&mut [pipe], Some(&LARGE_PIECE_TIMEOUT)) != Ok(1) {
+                        break;
+                    }
+                }
+                _ => break,
+            }
+            last = copy_piece();
+        }
+        last
+    })
 }
 
 /// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
@@ -75,19 +96,26 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
     let mut last_length = 0;
     let mut has_large_pipe = false;
     while pipe.readable().await.is_ok() {
-        let copy_piece = || {
+        let copy_piece = |read_bytes: &dyn Fn(&mut [u8]) -> io::Result<usize>| {
             READ_BUFFER.with_borrow_mut(|buffer| {
-                let length = pipe.try_read(buffer)?;
+                let length = read_bytes(buffer)?;
                 log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
+                if length > 0 {
+                    read.send_replace(());
+                }
                 io::Result::Ok(length)
             })
         };
-        let length = if last_length >= LARGE_PIECE_BYTES { beside_other_tasks(copy_piece) } else { copy_piece() };
-        match length {
+        let result = if last_length >= LARGE_PIECE_BYTES {
+            // The runtime does not know of these reads. If nothing is left, the next `try_read` tells it.
+            copy_large_pieces(&pipe, || copy_piece(&|buffer| Ok(rustix::io::read(&pipe, buffer)?)))
+        } else {
+            copy_piece(&|buffer| pipe.try_read(buffer))
+        };
+        last_length = *result.as_ref().unwrap_or(&0);
+        match result {
             Ok(0) => return,
             Ok(length) => {
-                read.send_replace(());
-                last_length = length;
                 if length >= LARGE_PIECE_BYTES {
                     if !has_large_pipe {
                         has_large_pipe = true;
@@ -128,6 +156,41 @@ mod tests {
                 self.other_task_ran.lock().recv_timeout(Duration::from_secs(60)).unwrap();
             }
         }
+    }
+
+    /// Log that keeps what is written to it.
+    #[derive(Default)]
+    struct MemoryLog(Mutex<Vec<u8>>);
+
+    impl Log for MemoryLog {
+        fn write(&self, _: Stream, bytes: &[u8]) {
+            self.0.lock().extend_from_slice(bytes);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn large_and_small_pieces_arrive_once_and_in_order() {
+        let pieces_of_a_turn = usize::try_from(MAX_LARGE_PIECES).unwrap() * READ_BUFFER_BYTES;
+        let lengths = [1, pieces_of_a_turn + 1, 10, LARGE_PIECE_BYTES, 2 * LARGE_PIECE_BYTES, 3];
+        let bytes: Vec<u8> = (0..=250).cycle().take(lengths.iter().sum()).collect();
+        let (read_end, write_end) = pipe().unwrap();
+        let written = bytes.clone();
+        let writer = tokio::task::spawn_blocking(move || {
+            let mut file = std::fs::File::from(write_end);
+            let mut rest = written.as_slice();
+            for length in lengths {
+                let (piece, others) = rest.split_at(length);
+                rest = others;
+                file.write_all(piece).unwrap();
+                // The reader often finds the pipe empty before the next piece.
+                std::thread::yield_now();
+            }
+        });
+        let log = Arc::new(MemoryLog::default());
+        let (read, _progress) = watch::channel(());
+        tokio::spawn(copy_to_log(read_end, Arc::<MemoryLog>::clone(&log), read)).await.unwrap();
+        writer.await.unwrap();
+        assert!(*log.0.lock() == bytes, "the log differs from the output");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -127,6 +127,8 @@ impl Processes {
     /// Collects the exit status of the job's orphans as they exit, so that a long script does not fill the process table. Adds their usage to
     /// the job's.
     pub(super) async fn reap_exited_orphans(&self) -> Infallible {
+        // The orphans of a short command are reaped after it. Each watching job would be woken by the exits of all jobs.
+        sleep(REAP_INTERVAL).await;
         let mut exits = match signal(SignalKind::child()) {
             Ok(exits) if self.manager.is_subreaper => exits,
             Ok(_) => return std::future::pending().await,
@@ -136,10 +138,10 @@ impl Processes {
             }
         };
         loop {
+            self.reap_own_orphans();
             exits.recv().await;
             // Many exits are handled at once.
             sleep(REAP_INTERVAL).await;
-            self.reap_own_orphans();
         }
     }
 
