@@ -34,7 +34,7 @@ use crate::tls::{ACCEPT_RETRY_DELAY, TlsListener};
 #[derive(Debug)]
 pub(crate) struct ConnectionTracker {
     connections: Mutex<Connections>,
-    /// Whether no connection is open. Changes whenever a connection is opened or closed.
+    /// Whether no connection is open. Watchers are notified whenever a connection is opened or closed.
     is_empty: watch::Sender<bool>,
 }
 

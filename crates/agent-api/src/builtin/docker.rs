@@ -20,7 +20,7 @@ pub struct DockerContainer {
     pub labels: BTreeMap<String, String>,
     /// Container in which the steps run.
     pub build: ContainerSpec,
-    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). The containers are removed with the build container.
+    /// Names of the containers that other steps start ([`ServiceContainer`]). They are removed with the build container.
     pub services: Vec<String>,
     /// Network of the containers.
     pub network: DockerNetwork,
@@ -40,14 +40,13 @@ pub struct DockerContainer {
     pub keep_volumes: bool,
     /// Whether the output of the services is copied to the log (CI_DEBUG_SERVICES).
     pub log_services: bool,
-    /// Address `host:port` that the agent can reach. Connections of the build container to the same address are forwarded to it. Used for
-    /// a coordinator that listens on a loopback address. Empty means that no connections are forwarded.
+    /// Address `host:port` of a coordinator on a loopback address. The agent forwards connections of the build container to this address.
+    /// Empty means that no connections are forwarded.
     pub relay: String,
     /// Addresses that no container of the job can reach. No container may have a capability with which it could remove the block.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_addresses: Vec<IpAddr>,
-    /// Policy for build containers that are prepared before a job needs them. `None` means that none are prepared for this job, and that it
-    /// uses none.
+    /// Policy for build containers that are prepared before a job needs them. `None` means that the job uses no prepared container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedPolicy>,
 }
@@ -202,8 +201,7 @@ pub struct DockerVolume {
 pub struct RegistryCredentials {
     /// Registry host with an optional path. The entry with the longest path that an image begins with is used. Docker Hub is `docker.io`.
     ///
-    /// If this is empty and `helper` is set, the entry applies to every registry: it is used like an entry for the host of the image, and
-    /// the helper is queried for this host.
+    /// If this is empty and `helper` is set, the helper is queried for the registry host of each image.
     pub registry: String,
     /// User name. Empty if `helper` is set.
     pub username: String,

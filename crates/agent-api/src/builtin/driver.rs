@@ -9,8 +9,7 @@ use super::Inputs;
 pub const BUILDS_DIR: &str = "/__muster_builds_dir__";
 /// Placeholder for the cache directory in a plan, until the driver's configuration stage has reported it.
 pub const CACHE_DIR: &str = "/__muster_cache_dir__";
-/// Placeholder for the part of the project directory that separates runners and slots. That part is empty unless the builds directory is
-/// shared.
+/// Placeholder for the part of the project directory that separates runners and slots. Empty unless the builds directory is shared.
 pub const LAYOUT: &str = "/__muster_layout__";
 
 /// Runs the configuration stage and the preparation of a driver. Must run before the other steps of the driver.
