@@ -253,7 +253,7 @@ pub struct StepNode {
     /// Number of attempts, if there were several. `None` means that the step was not repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// Resources that the step used, with the steps inside it. `None` means that it started no process.
+    /// Resources that the step used, with the steps inside it. `None` means that nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<StepUsage>,
     /// Steps inside this one.
