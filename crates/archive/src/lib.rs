@@ -92,7 +92,7 @@ pub enum UnpackError {
 /// name or permissions the file system rejects.
 ///
 /// # Errors
-/// [`UnpackError`]. All entries before the entry with the error are already unpacked, and some of the entries after it may be.
+/// [`UnpackError`]. Some of the entries may already be unpacked.
 pub fn unpack(
     archive: &File,
     into: &Dir,
