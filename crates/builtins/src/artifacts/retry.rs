@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// Time after which a transfer fails if the coordinator is unreachable or unavailable. This is gitlab-runner's `upload_timeout`.
 ///
-/// The job's timeout may end the transfer earlier. Meanwhile the files are kept on disk.
+/// The job's timeout may end the transfer earlier.
 const UNAVAILABLE_TIMEOUT: Duration = Duration::from_secs(3600);
 const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 
