@@ -269,9 +269,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // The exit code of a command that failed in a container must be marked as one from a container. Steps in a container always
-                // have a bare plan. Other bare plans are step files without a job. Marking their exit codes is harmless, because no job
-                // reports them.
+                // An exit code from a container must be marked. Steps in a container have a bare plan. Other bare plans are step files, whose
+                // exit codes no job reports.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

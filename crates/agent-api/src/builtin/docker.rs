@@ -89,9 +89,11 @@ pub enum LogLine {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DockerEngine {
-    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means `DOCKER_HOST` of the agent, else the usual sockets.
+    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means `DOCKER_HOST` of the agent, or else a usual socket.
     pub host: String,
-    /// Directory on the agent's machine with `ca.pem`, `cert.pem` and `key.pem`. Empty means no client certificate.
+    /// Directory on the agent's machine with `ca.pem`, `cert.pem` and `key.pem`.
+    ///
+    /// Empty means `DOCKER_CERT_PATH` of the agent or `~/.docker` if `tls_verify` is set, and no files otherwise.
     pub cert_path: String,
     /// Whether the engine's certificate is verified.
     pub tls_verify: bool,

@@ -60,8 +60,7 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
 
 /// Makes the addresses unreachable in a container that was just started.
 ///
-/// A second container does this. It has only the network and the volumes of the first one, and the one capability that it needs. `name` is the
-/// name of the first container.
+/// A second container does this, with the network and the volumes of the first one. `name` is the name of the first container.
 ///
 /// # Errors
 /// [`Failure`] if the addresses cannot be blocked. The caller must then remove the container, whose gate still waits.
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problem_says_how_the_command_ended_although_it_printed_nothing() {
+    fn problem_describes_the_end_of_a_command_without_output() {
         let end = || "the command exited with code 137".to_owned();
         assert_eq!(with_output(end(), b"\n"), end());
         assert_eq!(with_output(end(), b"no route\n"), "the command exited with code 137: no route");
