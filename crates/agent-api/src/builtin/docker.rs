@@ -63,9 +63,9 @@ impl Inputs for DockerContainer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreparedPolicy {
-    /// Maximum number of prepared containers of the runner that no job uses yet.
+    /// Maximum number of prepared containers of the runner at the engine that no job uses yet.
     pub max_containers: u32,
-    /// Number of jobs within the window per prepared container. A container that fewer jobs need is not prepared.
+    /// Number of jobs within the window for which one container is prepared.
     pub min_uses: u32,
     /// Time for which a job counts, in milliseconds.
     pub window_ms: u64,

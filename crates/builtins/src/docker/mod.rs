@@ -73,7 +73,7 @@ pub(crate) struct JobFacts<'a> {
     pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
 
-/// Creates the containers of a job. After a failure, nothing of them remains.
+/// Creates the containers of a job. Removes them after a failure.
 ///
 /// # Errors
 /// [`Failure`] of the settings, the engine or the image, or the cause of a stop.

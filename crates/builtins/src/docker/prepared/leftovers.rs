@@ -26,7 +26,7 @@ const EXPIRY_MARGIN_S: i64 = 300;
 /// Maximum time of one attempt to remove containers.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Record of the agent's containers, which outlives the agent.
+/// Record of the engines that may have containers of the agent. It outlives the agent.
 #[derive(Debug)]
 pub(super) struct Record {
     /// Path of the file. `None` means that the record is not stored.
