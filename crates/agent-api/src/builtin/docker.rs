@@ -26,7 +26,7 @@ pub struct DockerContainer {
     pub network: DockerNetwork,
     /// Volumes of the build container and the services.
     pub volumes: Vec<DockerVolume>,
-    /// Registry credentials, by precedence: the first entry for a registry path is used.
+    /// Registry credentials. Of several entries for one registry path, the first one has precedence.
     pub credentials: Vec<RegistryCredentials>,
     /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
@@ -151,7 +151,7 @@ impl Inputs for ServiceContainer {
 pub struct ImageSpec {
     /// Reference of the image.
     pub name: String,
-    /// Pull policies, tried in order: `always`, `if-not-present` or `never`.
+    /// Pull policies, tried in order: `always`, `if-not-present` or `never`. Empty means `always`.
     pub pull_policies: Vec<String>,
     /// Platform, such as `linux/arm64`. Empty means the engine's default.
     pub platform: String,
@@ -201,7 +201,7 @@ pub struct DockerVolume {
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegistryCredentials {
-    /// Registry host with an optional path. The entry with the longest path that an image begins with is used. Docker Hub is `docker.io`.
+    /// Registry host with an optional path. Docker Hub is `docker.io`. The longest path that an image begins with has precedence.
     ///
     /// If this is empty and `helper` is set, the helper is queried for the registry host of each image.
     pub registry: String,

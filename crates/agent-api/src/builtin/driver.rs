@@ -22,7 +22,7 @@ pub struct DriverPrepare {
     pub payload: String,
     /// Services of the job as a JSON array, for `CUSTOM_ENV_CI_JOB_SERVICES`. Empty means no services.
     pub services: String,
-    /// Directories of the job that the configuration sets.
+    /// Directories, shell and host name for the scripts.
     pub directories: DriverDirectories,
     /// Project directory of the job. May contain [`BUILDS_DIR`] and [`LAYOUT`].
     pub project_dir: String,
@@ -87,7 +87,7 @@ pub struct DriverProgram {
     pub timeout_ms: u64,
 }
 
-/// Directories of a job in the driver's environment.
+/// Directories, shell and host name for the scripts of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverDirectories {
