@@ -221,7 +221,7 @@ pub enum Outcome {
     Failed {
         /// GitLab's failure reason.
         reason: FailureReason,
-        /// Exit status of the user's script, if the script failed.
+        /// Exit status of the failed step, such as the user's script, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
         /// Reason why the job was ended early. `None` means that it was not.

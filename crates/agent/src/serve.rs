@@ -36,7 +36,7 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
 /// Maximum time for which deleting old workspaces and prepared containers may delay the end of the agent.
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than its last steps take.
+/// Maximum time to wait for an earlier agent of the same spool that is shutting down.
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time for which a copy of the lock may outlive an agent that was killed.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);

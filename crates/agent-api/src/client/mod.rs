@@ -223,7 +223,7 @@ impl AgentConnection {
         })
     }
 
-    /// Waits until the job has reached the gate before its first user command. Returns whether the job waits there.
+    /// Waits until the job has reached its first user command or has ended. Returns whether the job waits for the approval of its start.
     pub async fn wait_for_start_approval(&self, id: &str) -> Result<bool, AgentError> {
         let request = WaitForStartApprovalRequest { id: id.to_owned() };
         Ok(self.agent().wait_for_start_approval(request).await?.into_inner().is_waiting)

@@ -38,7 +38,7 @@ use quota::{JobQuota, Quota};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
-/// Maximum number of bytes of the lock file that are read. The file contains a process ID, and [`SHUTTING_DOWN`] if that applies.
+/// Maximum number of bytes of the lock file that are read.
 const MAX_LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";

@@ -8,7 +8,7 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use tokio::time::Instant;
 
-/// Time after which a transfer fails if the coordinator is unreachable or unavailable. This is gitlab-runner's `upload_timeout`.
+/// Time after which a transfer fails if the coordinator is unreachable or unavailable.
 ///
 /// The job's timeout may end the transfer earlier.
 const UNAVAILABLE_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -94,7 +94,7 @@ impl<'a> Download<'a> {
             .await
     }
 
-    /// Transfers a range, and continues it after a broken connection.
+    /// Transfers a range, and continues it after a transient error.
     async fn transfer_range(
         &self,
         mut range: Range,

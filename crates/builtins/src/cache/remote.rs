@@ -47,7 +47,7 @@ impl Remote {
     /// Returns a client. `timeout` is the timeout of one attempt, `delay` the delay before each of up to `retries` retries.
     ///
     /// # Errors
-    /// [`RemoteError::Setup`] if the system's certificates cannot be read.
+    /// [`RemoteError::Setup`] if the HTTP client cannot be created.
     pub fn new(timeout: Duration, retries: u32, delay: Duration) -> Result<Self, RemoteError> {
         let http = muster_runner_api::client::http_client(&TlsFiles::default());
         let http = http.map_err(|error| RemoteError::Setup(error.to_string()))?;
