@@ -1,7 +1,7 @@
 //! Blocks addresses for the containers of a job (`blocked_addresses` of `[runners.docker]`), such as the metadata service of a cloud.
 //!
 //! The first process of each container is the agent's gate. The gate runs the entrypoint of the image only after a second container in the
-//! same network has made the addresses unreachable. Before that, no code of the job or of its images runs.
+//! same network has made the addresses unreachable. Before that, no code of the job or of the image runs in the container.
 
 use std::time::Duration;
 

@@ -107,8 +107,7 @@ pub(super) fn is_own(network: &DockerNetwork) -> bool {
     }
 }
 
-/// Returns the settings with which a container is attached to its network. `None` means that the container
-/// needs no aliases and no MAC address.
+/// Returns the settings with which a container is attached to its network. `None` means that it needs neither aliases nor a MAC address.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
     let aliases = resolves_names(network).then_some(aliases);
     let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());

@@ -1,4 +1,4 @@
-//! Checks out a commit with libgit2, over HTTP. Used if there is no `git` command, as in most images.
+//! Checks out a commit with libgit2, over HTTP. Used if the job's `PATH` has no `git` command.
 //!
 //! A later job may continue with the `git` command. Some features are missing: for example, LFS files remain pointers, and hooks of the
 //! repository are not executed.
