@@ -52,7 +52,8 @@ pub(super) struct Service {
     aliases: Vec<String>,
     /// Address in the network of the build container. `None` means that the service has no address there.
     address: Option<String>,
-    /// Exit code of a service that exited immediately. `None` means that the service was still running after its start.
+    /// Exit code of a service that exited immediately. `None` means that the service was still running after its start, or
+    /// that the exit code is unknown.
     exited: Option<i64>,
     /// TCP ports to check.
     ports: Vec<u16>,
@@ -268,7 +269,7 @@ impl Service {
             return Err(exited(code));
         }
         // A service without an address is in a network that the build container cannot reach, because the operator configured it so.
-        // It cannot be checked.
+        // Such a service cannot be checked.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(

@@ -20,7 +20,7 @@ use super::template::MAX_IDLE;
 
 /// Beginning of the names of all prepared containers that no job has taken.
 const PREFIX: &str = "muster-prepared-";
-/// Seconds for which an agent keeps an expired container of another agent. If the other agent still runs, it removes the
+/// Seconds for which an agent keeps an expired container of another agent. If that agent still runs, it removes the
 /// container earlier.
 const EXPIRY_MARGIN_S: i64 = 300;
 /// Maximum time of one attempt to remove containers.
@@ -116,7 +116,7 @@ impl Record {
 /// Containers are removed by their names. So a container that a job has renamed since then is not removed.
 ///
 /// # Errors
-/// The reason why a container may remain, with the engine.
+/// A container may remain. The text names the engine.
 pub(super) async fn remove(
     settings: &DockerEngine,
     own_prefix: &str,

@@ -173,7 +173,7 @@ fn has_health_check(image: &ResolvedImage) -> bool {
     command.is_some_and(|command| command.first().is_some_and(|kind| kind != NO_HEALTH_CHECK))
 }
 
-/// Runner and engine. The maximum number of waiting containers applies to each of them.
+/// Runner and engine. The maximum number of waiting containers applies to each such pair.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
     engine: String,

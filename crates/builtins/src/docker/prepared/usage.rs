@@ -57,7 +57,7 @@ impl Usage {
     }
 }
 
-/// Returns how many containers of each kind of one runner should be kept ready.
+/// Returns how many containers of each kind of one runner and engine should be kept ready.
 ///
 /// For every `min_uses` jobs within the window, one container is kept ready. If the sum exceeds the maximum, the maximum is divided among the
 /// kinds in proportion to their jobs.
