@@ -76,7 +76,6 @@ impl CallRecord {
         }
     }
 
-    /// Cuts the texts that are too long.
     fn cut_texts(&mut self) {
         let Self { step, inputs, env, command, work_dir, outputs, exports, truncated } = self;
         *truncated |= cut(step, MAX_TEXT_BYTES) | cut(work_dir, MAX_TEXT_BYTES);
@@ -152,9 +151,7 @@ fn cut_value(value: &mut Value) -> bool {
     }
 }
 
-/// Cuts a text that has more than `max` bytes, and appends its size. Returns whether it was cut.
-///
-/// The result has at most `max` bytes, so an agent does not cut a text again that an agent in a container has cut.
+/// Cuts a text of more than `max` bytes to `max` bytes, including its size at the end. Returns whether it was cut.
 pub(crate) fn cut(text: &mut String, max: usize) -> bool {
     if text.len() <= max {
         return false;
@@ -228,7 +225,7 @@ mod tests {
         let mut left = usize::MAX;
         assert!(call.limit(&mut left));
         let cut = call.clone();
-        assert!(call.limit(&mut left) && call == cut, "a text was cut twice");
+        assert!(call.limit(&mut left) && call == cut, "a text that was cut must not be cut again");
         let text = call.inputs["a"][0].as_str().unwrap();
         assert!(
             text.starts_with('é') && text.ends_with("é… (80000 bytes)") && text.len() <= MAX_TEXT_BYTES,
@@ -248,7 +245,7 @@ mod tests {
         let stub = records[2].size();
         let mut left = 2 * stub + 1;
         let fits: Vec<_> = records.iter_mut().map(|record| record.limit(&mut left)).collect();
-        assert_eq!((fits, left), (vec![true, true, false], 0), "references count, too");
+        assert_eq!((fits, left), (vec![true, true, false], 0));
     }
 
     #[test]

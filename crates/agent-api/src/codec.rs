@@ -6,10 +6,9 @@ use prost::Message;
 use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::ProstCodec;
 
-/// Initial size of the buffer of each call in bytes. It grows with the message.
+/// Initial size of the buffer of each call in bytes. The buffer grows with the message.
 ///
-/// Each running job has a call that waits for more of its log. With tonic's default, 8 KiB, these buffers would be a tenth of the memory
-/// of an agent with many jobs.
+/// Each running job has a call that waits for more of its log, so tonic's default of 8 KiB would waste memory.
 const BUFFER_BYTES: usize = 256;
 /// Size from which encoded messages are sent before the next one is encoded. This is tonic's default.
 const YIELD_BYTES: usize = 32 * 1024;

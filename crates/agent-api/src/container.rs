@@ -29,11 +29,14 @@ pub const SERVE: [&str; 2] = ["agent", "container"];
 pub const DIAL: [&str; 2] = ["agent", "dial"];
 /// Arguments with which the executable changes the owner of directories to the user of the container. The process must run as root.
 pub const ADOPT: [&str; 2] = ["agent", "adopt"];
-/// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
+/// Arguments with which the executable waits until one of several addresses accepts a connection.
+///
+/// A timeout in milliseconds and the addresses follow.
 pub const PROBE: [&str; 2] = ["agent", "probe"];
 
-/// Arguments with which the executable waits until addresses are blocked, and then executes another program. `--address=ADDRESS`, `--`, and
-/// the command follow.
+/// Arguments with which the executable waits until addresses are blocked, and then executes another program.
+///
+/// An option `--address=ADDRESS` for each address, `--`, and the command follow.
 pub const GATE: [&str; 2] = ["agent", "gate"];
 /// Arguments with which the executable blocks the addresses that follow. The process needs the capability `NET_ADMIN`.
 pub const BLOCK: [&str; 2] = ["agent", "block"];

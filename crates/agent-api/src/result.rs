@@ -127,9 +127,9 @@ pub struct ResourceUsage {
     /// Bytes that the processes of the job wrote to storage, even if the kernel had not yet flushed them. `None` means that this was not
     /// measured.
     pub written_bytes: Option<u64>,
-    /// Bytes that the job received from the network. `None` means that the job shared its network, so that they cannot be counted.
+    /// Bytes that the job received from the network. `None` means that they were not counted, usually because the job shared its network.
     pub received_bytes: Option<u64>,
-    /// Bytes that the job sent to the network. `None` means that the job shared its network, so that they cannot be counted.
+    /// Bytes that the job sent to the network. `None` as for [`Self::received_bytes`].
     pub sent_bytes: Option<u64>,
     /// Time for which a process in the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, any process of the machine counts.
     /// `None` means that it was not measured.
@@ -190,7 +190,7 @@ pub struct StepUsage {
     /// Bytes written to storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
-    /// Bytes that the job received from the network during the step. `None` means that the job shared its network, or that other steps ran at
+    /// Bytes that the job received from the network during the step. Usually `None` if the job shared its network, or if other steps ran at
     /// the same time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub received_bytes: Option<u64>,
@@ -221,7 +221,7 @@ pub enum Outcome {
     Failed {
         /// GitLab's failure reason.
         reason: FailureReason,
-        /// Exit status of the user's script, if the script failed.
+        /// Exit status of the failed step, such as the user's script, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
         /// Reason why the job was ended early. `None` means that it was not.
@@ -241,7 +241,7 @@ pub struct StepNode {
     pub started_ms: u64,
     /// Duration in milliseconds.
     pub duration_ms: u64,
-    /// Exit status of the process, if the step is a process.
+    /// Exit status of the step's process, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     /// Reason why the step failed or was skipped.
@@ -253,7 +253,7 @@ pub struct StepNode {
     /// Number of attempts, if there were several. `None` means that the step was not repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// Resources that the step used, with the steps inside it. `None` means that it started no process.
+    /// Resources that the step used, with the steps inside it. `None` means that nothing was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<StepUsage>,
     /// Steps inside this one.

@@ -138,7 +138,7 @@ impl Agent {
 
     /// Deletes jobs that ended longer ago than `retention` and were never closed (R6 in `docs/spec/life-of-a-job.md`).
     ///
-    /// Entries of this age whose job has not started again are also deleted.
+    /// Also deletes entries of this age that have no job.
     pub(crate) async fn prune(&self, retention: Duration) {
         for job in self.jobs().into_iter().filter(|job| job.finished().is_some() && job.entry.age() > retention) {
             tracing::info!(

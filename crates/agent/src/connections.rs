@@ -7,8 +7,8 @@
 //! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
 //!
 //! The agent keeps running while a connection is open, a job is running, or a finished job has not been closed, because its manager may
-//! return at any time. If the agent's socket file was deleted, no manager can fetch results anymore, and only running jobs keep the agent
-//! alive. With an unattended timeout, the agent stops even if jobs are running or their results have not been fetched.
+//! return at any time. If the agent's socket file was deleted, finished jobs no longer keep the agent running. With an unattended timeout,
+//! the agent stops even if jobs are running or their results have not been fetched.
 
 use std::fs;
 use std::io;
@@ -34,7 +34,7 @@ use crate::tls::{ACCEPT_RETRY_DELAY, TlsListener};
 #[derive(Debug)]
 pub(crate) struct ConnectionTracker {
     connections: Mutex<Connections>,
-    /// Whether no connection is open. Changes whenever a connection is opened or closed.
+    /// Whether no connection is open. Watchers are notified whenever a connection is opened or closed.
     is_empty: watch::Sender<bool>,
 }
 

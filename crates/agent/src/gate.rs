@@ -39,7 +39,7 @@ impl StartGate {
         let _ = self.0.subscribe().wait_for(|state| *state == GateState::Open).await;
     }
 
-    /// Waits until the job has reached the gate. Returns whether it waits there. Cancel-safe.
+    /// Waits until the job has reached the gate, or the start was approved. Returns whether the job waits at the gate. Cancel-safe.
     pub(crate) async fn wait_reached(&self) -> bool {
         let mut state = self.0.subscribe();
         state.wait_for(|state| *state != GateState::NotReached).await.is_ok_and(|state| *state == GateState::Waiting)

@@ -36,7 +36,7 @@ pub(crate) struct Job {
     /// Debugger of the job. `None` means that the job's request did not include a debugger, so no client can pause the job.
     pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) started: SystemTime,
-    /// Result of the job. `None` means that no result is in the spool yet.
+    /// Result of the job. `None` means that the job has not ended.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
     /// Whether the entry was deleted. An entry that exists later with the same ID may belong to another attempt.
     removed: Mutex<bool>,

@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! - A request is in the spool before anything is started for it.
-//! - A result is in the spool before it is reported (R4 in `docs/spec/life-of-a-job.md`).
+//! - A result is in the spool before it is reported, unless the spool is full (R4 in `docs/spec/life-of-a-job.md`).
 //! - The user's code starts at most once per run ID (J2).
 //! - A job with a result has no running process (J5).
 //! - Without an [`Options::unattended_timeout`], an agent without connections keeps running while a job runs, or while the result of a

@@ -1,9 +1,8 @@
 //! Handles the parts of GitLab's current protocol that are not published (docs/spec/steps.md, section 0.3).
 //!
 //! - The service answers under both names that GitLab's sources contain, `proto.StepRunner` and `step.StepRunner`.
-//! - Fields of a `RunRequest` that this agent does not know are logged with their numbers, types and sizes. A duration is logged with its
-//!   value. The content of these fields has no other use, because its meaning can only be guessed. Field 7, for example, is probably the
-//!   timeout of the job. The client enforces that timeout, too.
+//! - Unknown fields of a `RunRequest` are logged with their numbers, types and sizes, and durations with their values. Otherwise, they are
+//!   ignored. Field 7, for example, is probably the timeout of the job, but the client enforces this timeout, too.
 
 use std::task::{Context, Poll};
 use std::time::Duration;

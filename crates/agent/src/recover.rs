@@ -27,16 +27,15 @@ use crate::spool::Entry;
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Maximum time to remove what is left of the environments of all jobs that can be run again.
 ///
-/// The agent serves no calls during the removal, so a Docker engine that hangs must not delay the agent's start for longer. The next start
-/// of such a job replaces objects with the same names.
+/// The agent serves no calls during the removal. The next start of such a job replaces objects with the same names.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time from the restart of an agent until a lost job gets its result, even if its environment has not been removed by then.
+/// Maximum time for which the result of a lost job waits for the first attempt to remove the job's environment.
 const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Time that an engine gets to finish a call of a killed agent.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to remove what is left of the environment of a lost job. Together they take about one hour.
+/// Maximum number of attempts to remove what is left of the environment of a lost job. The delays add up to one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
     "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
@@ -48,7 +47,7 @@ const REBOOT_MESSAGE: &str =
 /// Finished jobs are served unchanged. Jobs whose user code may have run are ended and fail. Jobs that never started their first
 /// command start again when their `Run` is repeated.
 ///
-/// Returns the tasks that remove what is left of the environments of lost jobs, such as containers.
+/// Returns tasks that remove what is left of the environments of lost jobs, such as containers.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
     let (mut removals, mut restarting) = (JoinSet::new(), Vec::new());
     for entry in agent.context.spool.entries()? {
@@ -128,8 +127,7 @@ async fn recover_job(
 
 /// Writes the result of a lost job after the first attempt to remove its environment, or after [`FIRST_REMOVAL_TIMEOUT`].
 ///
-/// Remaining containers of the job may still write to volumes that the next job uses, so they should be removed first. But an engine that
-/// does not answer must not delay the result for longer.
+/// Remaining containers of the job may still write to volumes that the next job uses.
 async fn fail_after(
     first_attempt: oneshot::Receiver<()>,
     agent: Arc<AgentContext>,
@@ -231,9 +229,9 @@ async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Opti
 enum Removal {
     /// Everything was removed.
     Complete,
-    /// Something is left, and another attempt may remove it.
+    /// Something may be left, and another attempt may remove it.
     Failed,
-    /// Something is left, and no attempt can remove it, because the settings of the job are invalid.
+    /// Something may be left, and no attempt can remove it, because the settings of the job are invalid.
     Impossible,
 }
 

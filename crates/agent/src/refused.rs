@@ -25,7 +25,9 @@ struct Refused {
 }
 
 impl RefusedConnections {
-    /// Counts a refused connection. Returns the number of connections without a line since the last line if this one may have a line.
+    /// Counts a refused connection. `None` means that the caller must not log the connection.
+    ///
+    /// `Some` contains the number of connections that were not logged since the last line.
     pub(crate) fn count(&self) -> Option<u64> {
         let mut refused = self.0.lock();
         let now = Instant::now();

@@ -31,11 +31,9 @@ use crate::spool::LogSink;
 pub(crate) struct ParsedRequest {
     /// The plan without its steps.
     pub(crate) plan: JobPlan,
-    /// Steps of the plan.
     pub(crate) steps: Vec<Step<Context>>,
     /// Sources, caches and dependencies that the steps declare.
     declared: Declared,
-    /// Environment variables of all processes. They override the agent's own.
     env: HashMap<String, String>,
 }
 
@@ -63,10 +61,6 @@ pub(crate) enum ParseError {
     Steps(#[from] PlanError),
 }
 
-/// Parses a request.
-///
-/// # Errors
-/// [`ParseError`] if the request is not valid.
 pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
     let build_dir = request.job.as_ref().map(|job| job.build_dir.as_str()).filter(|dir| !dir.is_empty());
     let work_dir = build_dir.unwrap_or(&request.work_dir);
@@ -116,8 +110,7 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 
 /// Writes the result of a job to the spool, then publishes it.
 ///
-/// All texts in the result are masked, because names and errors of steps can quote values. `development` decides how large the records of calls
-/// and the whole result may be.
+/// The result tree is masked, because names and errors of steps can quote values. `development` sets the maximum sizes of records and result.
 pub(crate) fn persist_result(
     agent: &AgentContext,
     job: &Job,

@@ -38,7 +38,7 @@ const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum time for which removing prepared containers may delay the end of the agent. A busy engine needs seconds for each container.
 const PREPARED_TIMEOUT: Duration = Duration::from_secs(15);
-/// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than its last steps take.
+/// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than [`PREPARED_TIMEOUT`].
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum time for which a copy of the lock may outlive an agent that was killed.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ pub struct Options {
     pub socket: PathBuf,
     /// ID of the only user whose processes may connect. `None` means that each process that can reach the socket may connect.
     pub only_user: Option<u32>,
-    /// Address to listen on as well. Anyone with a certificate from the authority in these options can run jobs as this user. `None` means only the socket.
+    /// Additional TCP address to listen on. Its clients can run jobs as this user. `None` means only the socket.
     pub tcp: Option<TcpOptions>,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
@@ -129,7 +129,7 @@ pub enum ServeError {
 ///
 /// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of the process [`Options::exit_with_pid`] stop the
 /// agent: it accepts no new jobs, stops those that run, and returns when all of them have a result. The agent also returns after
-/// [`Options::idle_timeout`] without connections and without results to fetch.
+/// [`Options::idle_timeout`] without connections, running jobs and results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     // The address is bound first: the spool must not change if the agent cannot start.
     let tcp = match &options.tcp {
@@ -286,7 +286,7 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     muster_files::listen(path).and_then(UnixListener::from_std).map_err(failed("listen on the socket"))
 }
 
-/// Prints the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11), after the TCP address, whose port may be the system's choice.
+/// Prints the TCP address, and then the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11).
 fn print_ready_lines(socket: &Path, tcp: Option<&TlsListener>) {
     if let Some(tcp) = tcp {
         let _ = writeln!(io::stderr(), "step-runner is listening on TCP address {}", tcp.address);

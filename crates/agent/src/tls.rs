@@ -24,8 +24,9 @@ use crate::refused::RefusedConnections;
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of handshakes at once. A further connection ends the oldest handshake of the network with the most handshakes, so that
-/// clients that never finish one cannot block clients of other networks.
+/// Maximum number of handshakes at once. A further connection ends the oldest handshake of the network with the most handshakes.
+///
+/// Clients that never finish a handshake thus cannot block clients of other networks.
 const MAX_HANDSHAKES: usize = 64;
 /// Bits of an IPv6 address that identify its network. One machine usually has all addresses of a network.
 const IPV6_NETWORK_BITS: u32 = 64;
@@ -131,11 +132,10 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the index of the handshake to end for a new connection from the network `new`. `running` has the networks of all handshakes, the oldest
-/// first.
+/// Returns the index of the handshake to end for a new connection from the network `new`.
 ///
-/// The ended handshake is the oldest one of the network with the most handshakes, including the new one. If several networks have the same number,
-/// it is the oldest of all their handshakes.
+/// `running` has the networks of all handshakes, the oldest first. The result is the oldest handshake of the network with the most handshakes,
+/// including the new one. If several networks have the same number, it is the oldest of all their handshakes.
 fn index_to_end(running: impl Iterator<Item = IpAddr> + Clone, new: IpAddr) -> Option<usize> {
     let mut counts: HashMap<IpAddr, usize> = HashMap::from([(new, 1)]);
     running.clone().for_each(|network| *counts.entry(network).or_default() += 1);
@@ -186,7 +186,7 @@ mod tests {
     fn network_with_the_most_handshakes_loses_its_oldest() {
         assert_eq!(ended(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.3"), Some((1, "10.0.0.2")));
         assert_eq!(ended(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")));
-        assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")), "the new one counts");
+        assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")), "the new handshake must count");
         assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.3"), Some((0, "10.0.0.1")));
         assert_eq!(ended(&[], "10.0.0.1"), None);
     }

@@ -1,4 +1,4 @@
-//! Unpacks an archive into an empty directory, and prints the time.
+//! Unpacks a zip archive into a directory, and prints the time.
 //!
 //! ```text
 //! cargo bench -p muster-archive --bench unpack -- ARCHIVE DIRECTORY

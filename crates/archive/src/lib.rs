@@ -5,9 +5,8 @@
 //!
 //! Neither the archive nor the directory is trusted: an earlier job may have created links in the directory.
 //!
-//! - Nothing outside of the directory is created, changed or removed. Every operation is relative to an open directory, and the
-//!   kernel resolves names so that they never leave it (`openat2` with `RESOLVE_BENEATH`; without it, a walk of each
-//!   component). This also holds while another process replaces directories with links.
+//! - Nothing outside of the directory is created, changed or removed, even while another process replaces directories with links. Every
+//!   operation is relative to an open directory, and names are resolved so that they never leave it.
 //! - A symbolic link of the archive is created as it is, wherever it points to, because creating a link writes nothing at its target. Links
 //!   are created after all other entries, and no entry is written below a link of the archive.
 //! - A link that already exists below the open directory is followed only if it is relative and leads to a directory below the open
@@ -58,15 +57,14 @@ pub enum UnpackError {
         /// Name of the entry.
         name: String,
     },
-    /// The entry is of a kind that is never unpacked, such as a device.
+    /// The entry cannot be unpacked, for example because it is a device.
     #[error(
-        "entry `{name}` of the archive is a {kind}, but only files, directories and symbolic links can be unpacked; \
-         the remaining entries were not unpacked"
+        "entry `{name}` of the archive is a {kind}, which cannot be unpacked; the remaining entries were not unpacked"
     )]
     Kind {
         /// Name of the entry.
         name: String,
-        /// Kind of the entry.
+        /// Description of the entry, such as `device`.
         kind: &'static str,
     },
     /// The archive exceeds a limit.
@@ -92,7 +90,7 @@ pub enum UnpackError {
 /// name or permissions the file system rejects.
 ///
 /// # Errors
-/// [`UnpackError`]. All entries before the entry with the error are already unpacked, and some of the entries after it may be.
+/// [`UnpackError`]. Some of the entries may already be unpacked.
 pub fn unpack(
     archive: &File,
     into: &Dir,

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Maximum sizes and numbers of an archive and its unpacked content.
 ///
-/// The defaults stop archives that are built to fill a disk or the memory, and are far above what jobs use.
+/// The defaults are far above what jobs use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of all files together. Defaults to 1 TiB.
@@ -14,16 +14,13 @@ pub struct Limits {
     /// A directory that has no entry, but is created because it is part of the name of an entry, counts as an entry.
     pub entries: u64,
     /// Unpacked bytes for each byte of the archive. Defaults to 1000.
-    ///
-    /// The ratio counts only after `ratio_floor` unpacked bytes.
     pub ratio: u64,
-    /// Unpacked bytes up to which the ratio is not counted. Defaults to 10 GiB.
+    /// Unpacked bytes up to which the ratio is not limited. Defaults to 10 GiB.
     pub ratio_floor: u64,
     /// Bytes of headers. Defaults to 256 MiB.
     ///
-    /// For zip, the limit applies to the headers of all entries together, although they are never in memory at the same time. For tar,
-    /// it applies to the headers of each entry. The names and targets of links, and the names of directories, stay in memory until the
-    /// end. They are counted separately, with the same limit.
+    /// For zip, the limit applies to the headers of all entries together. For tar, it applies to the headers of each entry. The names and
+    /// targets of links, and the names of directories, stay in memory until the end. They have a separate limit of the same size.
     pub header_bytes: u64,
 }
 

@@ -34,8 +34,7 @@ impl std::fmt::Debug for Meter<'_> {
 }
 
 impl<'a> Meter<'a> {
-    /// Returns counters with these limits. `stop` is called before each read, each directory and each link. If it returns true, the
-    /// work ends.
+    /// Returns counters with these limits. `stop` is called often, for example before each read. If it returns true, the work ends.
     #[must_use]
     pub fn new(limits: Limits, stop: &'a (dyn Fn() -> bool + Sync)) -> Self {
         Self {

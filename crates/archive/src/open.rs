@@ -16,15 +16,14 @@ use rustix::io::Errno;
 pub enum Root {
     /// No part, because the user chose the directory. Links in the path are followed.
     Chosen,
-    /// Everything below this directory. An operator chose it, so it may itself be a link. A link below it is an error, because a job
-    /// could create one to choose where the archive of a later job is unpacked.
+    /// Everything below this directory. The directory itself may be a link. A link below it is an error, because a job may have created it.
     Below(PathBuf),
 }
 
 /// Opens a directory. Creates it and its parents if they do not exist.
 ///
 /// # Errors
-/// The error of the system. For a link that is not allowed it is [`io::ErrorKind::NotADirectory`].
+/// The error of the system: [`io::ErrorKind::NotADirectory`] for a link that is not allowed.
 pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
     let Root::Below(base) = root else {
         fs::create_dir_all(path)?;

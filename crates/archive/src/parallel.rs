@@ -36,10 +36,8 @@ const BATCH_DIRECTORIES: usize = 4;
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files whose names are compared with those of later entries.
 const MAX_RECENT: usize = 8192;
-/// Maximum total length of the paths of the recent files and of the directories above these files, in bytes. When it is reached, the
-/// first thread waits until no file is in flight.
-///
-/// The length is limited in addition to the number, because a deep path has thousands of directories above it.
+/// Length of the paths of the recent files and of the directories above these files, in bytes, at which the reading thread waits until no
+/// file is in flight. A deep path can have thousands of directories above it.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
 /// A file to write.
@@ -209,7 +207,7 @@ impl<H: Send> Writing<'_, H> {
         Ok(())
     }
 
-    /// Waits for the earliest batch. Returns whether there was one.
+    /// Waits for the results of the earliest batch. Returns whether there was a batch.
     fn receive(&mut self) -> Result<bool, UnpackError> {
         let Some(written) = self.workers.receive() else { return Ok(false) };
         for (entry, order, result) in written {

@@ -40,7 +40,7 @@ impl FilePlace {
         }
     }
 
-    /// Writes the file, and replaces an existing one. If its content cannot be read or written completely, no part of it is left.
+    /// Writes the file, and replaces an existing one. Removes the file if it cannot be written completely.
     pub(crate) fn write(&self, root: &Dir, content: &mut dyn Read, buffer: &mut [u8]) -> Result<(), PutError> {
         let dir = self.dir.as_deref().unwrap_or(root);
         let file = create_or_replace(dir, &self.name, || create(dir, &self.name, self.mode))?;
@@ -82,7 +82,7 @@ pub struct FileTarget<'a> {
 }
 
 impl FileTarget<'_> {
-    /// Opens the regular file that exists at this place. `None` if no file exists, or if it has other hard links.
+    /// Opens the regular file at this place. `None` if it does not exist, cannot be opened, or has other hard links.
     #[must_use]
     pub fn existing(&self) -> Option<File> {
         self.place.existing(self.root)
@@ -96,7 +96,7 @@ impl FileTarget<'_> {
         Ok(self.place.keep(file)?)
     }
 
-    /// Writes the file, and replaces an existing one. If its content cannot be read or written completely, no part of it is left.
+    /// Writes the file, and replaces an existing one. Removes the file if it cannot be written completely.
     ///
     /// # Errors
     /// [`PutError`]

@@ -29,7 +29,7 @@ pub struct Tree<'a> {
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
     meter: &'a Meter<'a>,
     skipped: SkippedEntries,
-    /// Number of entries that were added.
+    /// Position of the last added entry in the archive.
     added: u64,
     buffer: Vec<u8>,
 }
@@ -142,8 +142,7 @@ impl<'a> Tree<'a> {
         self.current.as_ref().map_or(self.root, |(_, dir)| dir.as_ref())
     }
 
-    /// Makes a directory the current one. Creates it and its parents if necessary. A created directory that has no entry, but is implied
-    /// by the name of `entry`, counts as an entry.
+    /// Makes a directory the current one. Missing directories are created, and count as entries unless `entry` is the directory itself.
     fn enter_directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
         if path.as_os_str().is_empty() {
             self.current = None;
@@ -213,7 +212,7 @@ impl<'a> Tree<'a> {
         for (path, (mode, modified)) in std::mem::take(&mut self.attributes).into_iter().rev() {
             self.meter.check_stop()?;
             match self.set_attributes(&path, mode, modified) {
-                // The directory has another owner. This is ignored, because its files are unpacked.
+                // For example, the directory has another owner. This is ignored, because its files are unpacked.
                 Err(error) if is_conflict(&error) => {}
                 set => set.map_err(|error| PutError::Write(error).into_unpack_error(&path))?,
             }

@@ -77,7 +77,7 @@ impl<T: Send, R: Send> Workers<T, R> {
     /// Waits for the result of the earliest task whose result was not received. Returns `None` if there is no such task.
     ///
     /// # Panics
-    /// The thread panicked while it worked on the task.
+    /// If the thread panicked while it worked on the task.
     pub fn receive(&mut self) -> Option<R> {
         if self.received == self.submitted {
             return None;

@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between two attempts to connect. The second agent does not announce that it is ready.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Time between TERM and KILL for the second agent. When it receives TERM, its job has already been closed or stopped.
+/// Time between TERM and KILL for the second agent.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Process of the second agent.

@@ -6,7 +6,7 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use tokio::time::timeout;
 
-/// Maximum time for work to end after a stop. Work takes longer only if a file system does not respond.
+/// Maximum time for work to end after a stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Receiver of the warning that work was abandoned.
@@ -17,8 +17,8 @@ pub(crate) trait ReportAbandoned {
 
 /// Runs work that blocks its thread in a separate thread. Long work must check `stop` often.
 ///
-/// After a stop, the work has five seconds to end. Then its thread is abandoned, with a warning that begins with `description`, because
-/// a hanging system call must not keep a job from ending. Once that call returns, the thread ends as soon as the work checks `stop`.
+/// After a stop, the work has five seconds to end. Then its thread is abandoned, with a warning that begins with `description`. A system
+/// call that hangs thus does not keep the job from ending.
 ///
 /// # Errors
 /// The error of the work, [`Failure::Stopped`] if it was abandoned, or [`Failure::System`] if it panicked.

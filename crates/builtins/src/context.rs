@@ -99,7 +99,7 @@ pub struct Context {
     plan: JobPlan,
     /// All processes of the job.
     pub processes: Processes,
-    /// Network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    /// Network of the job. `None` means that its traffic cannot be counted, usually because the job shares its network.
     pub(crate) network: Option<JobNetwork>,
     /// Trace of the job.
     pub trace: Arc<Trace>,
@@ -125,7 +125,7 @@ pub struct Context {
     pub declared: Declared,
     /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
     pub(crate) called_services: AtomicU32,
-    /// Port to the steps that lists of steps may call. Set when the job starts.
+    /// Bundled steps that lists of steps may call. Set when the job starts.
     pub(crate) bundled_steps: OnceLock<BundledStepsOf>,
     /// Files that steps of the operator add to the archives of the job's artifacts.
     pub(crate) added_artifacts: Mutex<Vec<String>>,
@@ -219,7 +219,7 @@ impl Context {
     /// Creates the project directory unless it exists.
     ///
     /// # Errors
-    /// [`Failure::System`], also if the path contains a symbolic link that a job could have created.
+    /// [`Failure`], for example if the path contains a symbolic link that a job could have created.
     pub(crate) async fn create_project_dir(&self, stop: &StopToken) -> Result<(), Failure> {
         let extraction = self.extraction.clone();
         blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
@@ -269,9 +269,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // The exit code of a command that failed in a container must be marked as one from a container. Steps in a container always
-                // have a bare plan. Other bare plans are step files without a job. Marking their exit codes is harmless, because no job
-                // reports them.
+                // An exit code from a container must be marked. Steps in a container have a bare plan. Other bare plans are step files, whose
+                // exit codes no job reports.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

@@ -20,13 +20,13 @@ pub struct DockerContainer {
     pub labels: BTreeMap<String, String>,
     /// Container in which the steps run.
     pub build: ContainerSpec,
-    /// Names of the containers that the steps beside this one start ([`ServiceContainer`]). The containers are removed with the build container.
+    /// Names of the containers that other steps start ([`ServiceContainer`]). They are removed with the build container.
     pub services: Vec<String>,
     /// Network of the containers.
     pub network: DockerNetwork,
     /// Volumes of the build container and the services.
     pub volumes: Vec<DockerVolume>,
-    /// Registry credentials, by precedence: the first entry for a registry path is used.
+    /// Registry credentials. Of several entries for one registry path, the first one has precedence.
     pub credentials: Vec<RegistryCredentials>,
     /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
@@ -40,14 +40,13 @@ pub struct DockerContainer {
     pub keep_volumes: bool,
     /// Whether the output of the services is copied to the log (CI_DEBUG_SERVICES).
     pub log_services: bool,
-    /// Address `host:port` that the agent can reach. Connections of the build container to the same address are forwarded to it. Used for
-    /// a coordinator that listens on a loopback address. Empty means that no connections are forwarded.
+    /// Address `host:port` of a coordinator on a loopback address. The agent forwards connections of the build container to this address.
+    /// Empty means that no connections are forwarded.
     pub relay: String,
     /// Addresses that no container of the job can reach. No container may have a capability with which it could remove the block.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_addresses: Vec<IpAddr>,
-    /// Policy for build containers that are prepared before a job needs them. `None` means that none are prepared for this job, and that it
-    /// uses none.
+    /// Policy for build containers that are prepared before a job needs them. `None` means that the job uses no prepared container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedPolicy>,
 }
@@ -64,9 +63,9 @@ impl Inputs for DockerContainer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreparedPolicy {
-    /// Maximum number of prepared containers of the runner that no job uses yet.
+    /// Maximum number of prepared containers of the runner at the engine that no job uses yet.
     pub max_containers: u32,
-    /// Number of jobs within the window per prepared container. A container that fewer jobs need is not prepared.
+    /// Number of jobs within the window for which one container is prepared.
     pub min_uses: u32,
     /// Time for which a job counts, in milliseconds.
     pub window_ms: u64,
@@ -90,9 +89,11 @@ pub enum LogLine {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DockerEngine {
-    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means `DOCKER_HOST` of the agent, else the usual sockets.
+    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means `DOCKER_HOST` of the agent, or else a usual socket.
     pub host: String,
-    /// Directory on the agent's machine with `ca.pem`, `cert.pem` and `key.pem`. Empty means no client certificate.
+    /// Directory on the agent's machine with `ca.pem`, `cert.pem` and `key.pem`.
+    ///
+    /// Empty means `DOCKER_CERT_PATH` of the agent or `~/.docker` if `tls_verify` is set, and no files otherwise.
     pub cert_path: String,
     /// Whether the engine's certificate is verified.
     pub tls_verify: bool,
@@ -150,7 +151,7 @@ impl Inputs for ServiceContainer {
 pub struct ImageSpec {
     /// Reference of the image.
     pub name: String,
-    /// Pull policies, tried in order: `always`, `if-not-present` or `never`.
+    /// Pull policies, tried in order: `always`, `if-not-present` or `never`. Empty means `always`.
     pub pull_policies: Vec<String>,
     /// Platform, such as `linux/arm64`. Empty means the engine's default.
     pub platform: String,
@@ -200,10 +201,9 @@ pub struct DockerVolume {
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegistryCredentials {
-    /// Registry host with an optional path. The entry with the longest path that an image begins with is used. Docker Hub is `docker.io`.
+    /// Registry host with an optional path. Docker Hub is `docker.io`. The longest path that an image begins with has precedence.
     ///
-    /// If this is empty and `helper` is set, the entry applies to every registry: it is used like an entry for the host of the image, and
-    /// the helper is queried for this host.
+    /// If this is empty and `helper` is set, the helper is queried for the registry host of each image.
     pub registry: String,
     /// User name. Empty if `helper` is set.
     pub username: String,

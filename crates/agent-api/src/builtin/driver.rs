@@ -9,8 +9,7 @@ use super::Inputs;
 pub const BUILDS_DIR: &str = "/__muster_builds_dir__";
 /// Placeholder for the cache directory in a plan, until the driver's configuration stage has reported it.
 pub const CACHE_DIR: &str = "/__muster_cache_dir__";
-/// Placeholder for the part of the project directory that separates runners and slots. That part is empty unless the builds directory is
-/// shared.
+/// Placeholder for the part of the project directory that separates runners and slots. Empty unless the builds directory is shared.
 pub const LAYOUT: &str = "/__muster_layout__";
 
 /// Runs the configuration stage and the preparation of a driver. Must run before the other steps of the driver.
@@ -23,7 +22,7 @@ pub struct DriverPrepare {
     pub payload: String,
     /// Services of the job as a JSON array, for `CUSTOM_ENV_CI_JOB_SERVICES`. Empty means no services.
     pub services: String,
-    /// Directories of the job that the configuration sets.
+    /// Directories, shell and host name for the scripts.
     pub directories: DriverDirectories,
     /// Project directory of the job. May contain [`BUILDS_DIR`] and [`LAYOUT`].
     pub project_dir: String,
@@ -88,7 +87,7 @@ pub struct DriverProgram {
     pub timeout_ms: u64,
 }
 
-/// Directories of a job in the driver's environment.
+/// Directories, shell and host name for the scripts of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverDirectories {

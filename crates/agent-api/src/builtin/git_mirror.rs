@@ -8,8 +8,7 @@ use super::{Inputs, Tls};
 ///
 /// The view is a directory through which this job reads the mirror: hard links to its packs, and the refs that the job may fetch.
 ///
-/// The step runs on the machine itself, also for a job in containers. Its failure is only a warning: the checkout then fetches from the
-/// server.
+/// The step runs on the machine itself, also for a job in containers. If the step fails, the checkout fetches from the server.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GitMirror {
@@ -36,8 +35,9 @@ pub struct GitMirror {
 }
 
 impl GitMirror {
-    /// Returns the directory with the job's view of the mirror. [`super::Checkout::mirror`] is the path of this directory on the machine, or in the
-    /// container.
+    /// Returns the directory with the job's view of the mirror.
+    ///
+    /// [`super::Checkout::mirror`] is the path of this directory on the machine, or in the container.
     #[must_use]
     pub fn view_dir(&self) -> String {
         format!("{}/{}/views/{}/repository", self.root.trim_end_matches('/'), self.name, self.view)

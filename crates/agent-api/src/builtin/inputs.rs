@@ -16,7 +16,7 @@ pub struct Checkout {
     pub strategy: String,
     /// URL of the remote, with credentials if it needs them.
     pub repo_url: String,
-    /// Bare repository on this machine that has the commit. If it is set, the commit is not fetched over the network.
+    /// Repository on this machine that has the commit. `None` means that the commit is fetched from `repo_url`.
     pub local_repository: Option<String>,
     /// View of the machine's mirror of the repository ([`super::GitMirror`]). `None` means that everything is fetched from the server.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -251,7 +251,7 @@ pub struct CacheEntry {
     /// Objects of `key`, `fallback_keys` and `alternate` in the store that machines share. Empty means that there is no store.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub objects: BTreeMap<String, CacheObject>,
-    /// Maximum size of an archive in bytes. A larger one is not uploaded. 0 means no limit.
+    /// Maximum number of bytes to upload in one save. If there are more, nothing is uploaded. 0 means no limit.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_upload_bytes: u64,
     /// Storage as chunks that caches share. `None` means that the cache is an archive.
@@ -282,7 +282,7 @@ pub struct ChunkStore {
     pub downloads: BTreeMap<String, Secret>,
     /// Names of objects that will be deleted, so that no save may use them.
     pub marked: Vec<String>,
-    /// Objects to create. `None` means that the job must not save the cache.
+    /// Objects to create. `None` means that the cache is not uploaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upload: Option<ChunkUpload>,
 }
@@ -396,7 +396,7 @@ pub struct ArtifactsUpload {
     pub untracked: bool,
     /// Type: `archive`, `junit`, `dotenv`, ... Empty means `archive`.
     pub artifact_type: String,
-    /// Format: `zip`, `gzip` or `raw`. Empty means `zip`.
+    /// Format, such as `zip`, `gzip` or `raw`. Empty means `zip`.
     pub artifact_format: String,
     /// Retention time of the artifact, as written in the pipeline configuration.
     pub expire_in: String,

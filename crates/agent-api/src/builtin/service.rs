@@ -13,9 +13,9 @@ use super::{Inputs, record};
 pub struct HostService {
     /// Name and version of the service for the log, such as `postgres:16`.
     pub title: String,
-    /// Number of the service in its job. Its working directory, which is empty at the start, has this number in its name.
+    /// Number of the service in its job. It is part of the name of the service's working directory, which is empty at the start.
     pub index: u32,
-    /// Program of the operator with its arguments.
+    /// Program with its arguments.
     pub command: Vec<String>,
     /// Variables of the service in addition to those of the job.
     pub env: BTreeMap<String, String>,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum size of the contents of an artifact or a cache. In all fields, 0 means the agent's default.
+/// Maximum size of the contents of an artifact or a cache. 0 means the agent's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UnpackLimits {

@@ -21,8 +21,7 @@ use crate::step_runner::step_runner_client::StepRunnerClient;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const INFO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Keep-alive for agents on this machine. An agent that does not answer in time is considered frozen, and its connection is
-/// closed.
+/// Keep-alive for agents on this machine. It closes connections to frozen agents.
 const LOCAL_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
 /// Keep-alive for agents on other machines.
 ///

@@ -108,7 +108,7 @@ pub struct RunOptions<'a> {
 /// Sends `Run` until an agent accepts or rejects it. The caller must apply a timeout.
 ///
 /// # Errors
-/// [`AgentError::Refused`] or [`AgentError::Unknown`] if the agent rejects the request.
+/// Any [`AgentError`] that a retry cannot fix.
 pub async fn run_until_accepted(
     agent: &(impl Reach + ?Sized),
     request: impl Fn() -> Result<RunRequest, AgentError> + Send + Sync,
@@ -145,8 +145,7 @@ pub async fn run_until_accepted(
 
 /// Ends a job if it runs, and deletes it from the spool. Idempotent (R6 in `docs/spec/life-of-a-job.md`).
 ///
-/// If the agent cannot be reached, retries until `timeout` expires: an agent that was just killed is restarted soon, and no other caller
-/// would close its job (J5).
+/// If the agent cannot be reached or the connection breaks, retries until `timeout` expires, because no other caller closes the job (J5).
 ///
 /// # Errors
 /// [`AgentError`], but never [`AgentError::Unknown`].
@@ -200,7 +199,7 @@ impl AgentConnection {
         self.convert_answer(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
     }
 
-    /// Waits until the job has a result, and returns the result. A result of more than `max_bytes` is rejected before it is read.
+    /// Waits until the job has a result, and returns it. A result of more than `max_bytes` from Muster's agent is an error.
     pub async fn wait(&self, id: &str, max_bytes: usize) -> Result<JobResult, AgentError> {
         if !self.identity().has_extension {
             return self.wait_for_status(id).await;
@@ -210,7 +209,7 @@ impl AgentConnection {
             // Agents do not return this code. The client itself returns it for a message above the limit.
             Err(status) if status.code() == Code::OutOfRange => {
                 return Err(AgentError::InvalidResult(format!(
-                    "it has more than {} MiB, the maximum; agents shorten results, so update the agent, or check whether the job replaced it",
+                    "it has more than {} MiB, the maximum; agents shorten results, so update the agent, or check whether the job replaced the agent",
                     max_bytes >> 20
                 )));
             }
@@ -224,7 +223,7 @@ impl AgentConnection {
         })
     }
 
-    /// Waits until the job has reached the gate before its first user command. Returns whether the job waits there.
+    /// Waits until the job has reached its first user command or has ended. Returns whether the job waits for the approval of its start.
     pub async fn wait_for_start_approval(&self, id: &str) -> Result<bool, AgentError> {
         let request = WaitForStartApprovalRequest { id: id.to_owned() };
         Ok(self.agent().wait_for_start_approval(request).await?.into_inner().is_waiting)
@@ -236,9 +235,7 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Cancels the job, and lets it clean up. The job's result then names the cancellation as its cause.
-    ///
-    /// A step-runner without `Cancel` ends and deletes the job instead, so that it has no result.
+    /// Cancels the job, and lets it clean up. A step-runner without `Cancel` ends and deletes the job instead.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         match self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await {
             Err(status) if stock::has_no_cancel(self.identity(), &status) => self.close(id).await,

@@ -1,7 +1,6 @@
 //! Measures how long an agent has been silent, counting only the time in which this process was awake.
 //!
-//! A manager that was stopped for a minute, or whose machine was suspended, received nothing because it did not run. Such a gap does not
-//! count, so that the agent can be queried before it is considered lost.
+//! While this process or its machine was stopped, no answer could arrive. This time says nothing about the agent.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 /// Length of the intervals in which time is counted.
 const TICK: Duration = Duration::from_millis(250);
-/// Maximum measured length of an interval. A longer one means that this process was not awake.
+/// Maximum length of an interval that counts. During a longer interval, this process was not awake.
 const MAX_TICK: Duration = Duration::from_secs(1);
 
 /// Initial and maximum pause between two attempts to reach an agent.

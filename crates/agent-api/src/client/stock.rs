@@ -2,10 +2,10 @@
 //!
 //! GitLab's step-runner differs from Muster's agent in what the client must know:
 //! - It has neither Muster's extension nor result trees: the result is the status of the job.
-//! - Each error has the code `UNKNOWN`: a rejected request, and an unknown job.
-//! - Version 0.11.0 has no `Cancel`. `Close` ends the job instead, and deletes it, so that no result can be fetched.
-//! - Version 0.11.0 counts offsets in its log file, but leaves out some bytes, such as blank lines, when it sends the file. The number of received
-//!   bytes is therefore lower than the offset, and a second connection that starts there may repeat bytes.
+//! - Its errors, such as a rejected request or an unknown job, have the code `UNKNOWN`.
+//! - Version 0.11.0 has no `Cancel`. `Close` ends the job instead, and deletes it with its result.
+//! - Version 0.11.0 leaves out some bytes of its log file, such as blank lines, but counts them in offsets. A client that continues at the
+//!   number of bytes that it received may receive some bytes twice.
 
 use std::error::Error as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,9 +21,9 @@ use crate::step_runner::{Status as JobStatus, StatusRequest};
 
 /// Pause before the status is requested again, if the log has ended before the job.
 const STATUS_INTERVAL: Duration = Duration::from_millis(50);
-/// Start of the message for a job that does not exist.
+/// Text in the message for a job that does not exist.
 const UNKNOWN_JOB: &str = "no job with id";
-/// End of the message of a failed process, before its exit status.
+/// Text before the exit status at the end of a message.
 const EXIT_STATUS: &str = "exit status ";
 
 /// Returns the error that a status of GitLab's step-runner means.
@@ -44,7 +44,7 @@ pub(super) fn has_no_cancel(identity: &Identity, status: &Status) -> bool {
 }
 
 impl AgentConnection {
-    /// Waits until the job has ended, and returns the result that its status describes. The length and checksum of the log are unknown, and 0.
+    /// Waits until the job has ended, and returns the result that its status describes.
     pub(super) async fn wait_for_status(&self, id: &str) -> Result<JobResult, AgentError> {
         let mut must_follow = true;
         loop {

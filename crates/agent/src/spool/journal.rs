@@ -27,7 +27,7 @@ use super::JOURNAL;
 
 /// Prefix of the first line, with the version of the format. The length of the request follows.
 const HEADER_PREFIX: &str = "muster job 1 ";
-/// Maximum size of a journal. Larger than the largest request and all records after it.
+/// Maximum size of a journal that is read.
 const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
 
 #[derive(Serialize, Deserialize)]
@@ -100,7 +100,7 @@ pub(crate) struct JournalContents {
     pub(crate) process_records: Vec<ProcessRecord>,
     /// Whether the user's own commands may have run.
     pub(crate) user_code: bool,
-    /// Result of the job. `None` means that the job has not ended, or that its agent was killed before.
+    /// Result of the job. `None` means that none was recorded.
     pub(crate) result: Option<JobResult>,
 }
 

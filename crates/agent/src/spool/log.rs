@@ -1,4 +1,4 @@
-//! Log of a job, with one writer and any number of readers. Each write wakes the readers.
+//! Log of a job. Each write wakes the readers.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -19,7 +19,7 @@ use super::quota::JobQuota;
 const CHUNK_BYTES: usize = 512 * 1024;
 
 thread_local! {
-    /// Memory for the chunks of all readers. It is used again as soon as the chunks were sent.
+    /// Memory for the chunks of this thread's readers. Sent chunks release their memory for later ones.
     static CHUNKS: RefCell<BytesMut> = RefCell::default();
 }
 
@@ -130,7 +130,6 @@ impl LogFile {
         })
     }
 
-    /// Returns bytes that were written before.
     fn read(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         CHUNKS.with_borrow_mut(|chunks| {
             chunks.resize(length, 0);

@@ -38,7 +38,7 @@ use quota::{JobQuota, Quota};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
-/// Maximum number of bytes of the lock file that are read. The file contains a process ID, and [`SHUTTING_DOWN`] if that applies.
+/// Maximum number of bytes of the lock file that are read.
 const MAX_LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
@@ -185,7 +185,7 @@ impl Spool {
         Ok(entries)
     }
 
-    /// Frees the reserved space: the disk is full, and results must be written.
+    /// Frees the reserved space, so that results can be written.
     pub(crate) fn release_reserve(&self) {
         let _ = fs::remove_file(self.root.join("reserve"));
     }
@@ -217,7 +217,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Writes the request, completely or not at all. Keeps the log of an earlier attempt that started nothing.
+    /// Writes the request, completely or not at all. Keeps the log of an earlier attempt.
     pub(crate) fn create(&self, request: &RunRequest) -> io::Result<Journal> {
         if !self.recycler.take(&self.dir) {
             match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
@@ -253,7 +253,6 @@ impl Entry {
         Journal::open(&self.dir.join(JOURNAL))
     }
 
-    /// Reads the journal.
     pub(crate) fn read_journal(&self) -> io::Result<JournalContents> {
         JournalContents::read(&self.dir)
     }

@@ -1,6 +1,6 @@
 //! Quota of the spool: the maximum size of the requests and logs of all jobs.
 //!
-//! Results do not count, so that a job can be ended even if the quota is used up.
+//! A result is written even if the quota is used up.
 
 use std::collections::HashMap;
 use std::io;
@@ -81,7 +81,7 @@ impl JobQuota {
         Ok(())
     }
 
-    /// Takes bytes from those that the job may write after it exceeded the quota. Returns false if too few remain.
+    /// Takes bytes for final messages. Returns false if too few remain.
     ///
     /// The first call for a job returns false, and makes [`FINAL_MESSAGE_BYTES`] available for the next calls.
     fn take_final_message_bytes(&self, bytes: u64) -> bool {

@@ -1,7 +1,6 @@
 //! Emptied directories of finished jobs, which later jobs reuse.
 //!
-//! Creating and deleting files is most of the cost of a small job. The cost rises with the number of deletions: before ext4 creates a
-//! file, it skips the inode of every file that was deleted in the last minutes.
+//! Creating and deleting files would be most of the cost of a small job. On ext4, recent deletions also slow down the creation of files.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,7 +24,7 @@ pub(super) struct Recycler {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<PathBuf>,
-    /// Number of directories that were moved to `root` so far. The name of each is its number.
+    /// Number of directories that were moved to `root`, including failed moves. The name of each directory is its number.
     moved: u64,
 }
 
@@ -75,10 +74,7 @@ impl Recycler {
     }
 }
 
-/// Empties a regular file without other hard links.
-///
-/// The job may have replaced the file. Anything but a regular file with one name is left unchanged, and opening it does not block this
-/// process.
+/// Empties a regular file without other hard links. Returns an error for anything else, without blocking.
 fn empty(path: &Path) -> io::Result<()> {
     let file = muster_files::open_with(File::options().write(true), path)?;
     if file.metadata()?.nlink() != 1 {

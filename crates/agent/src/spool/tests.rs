@@ -115,7 +115,11 @@ fn replaced_files_are_not_emptied_or_waited_for() {
             .unwrap_or_else(|_| panic!("removing the entry does not end if the log is replaced by {replacement}"))
             .unwrap();
         assert_eq!(fs::read_to_string(&outside).unwrap(), "text", "{replacement}");
-        assert_eq!(fs::read_dir(root.join(".free")).unwrap().count(), 0, "{replacement}: the directory is not reused");
+        assert_eq!(
+            fs::read_dir(root.join(".free")).unwrap().count(),
+            0,
+            "{replacement}: the directory must not be reused"
+        );
     }
 }
 
@@ -267,7 +271,7 @@ fn quota_covers_all_jobs_except_final_messages() {
     log.append(&[b'x'; 4000]).unwrap_err();
     let three = spool.entry("3-1").unwrap();
     assert_eq!(three.create(&request("3-1")).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
-    assert!(!three.dir.exists(), "a refused job leaves no directory");
+    assert!(!three.dir.exists());
     one.remove().unwrap();
     three.create(&request("3-1")).unwrap();
     drop(spool);

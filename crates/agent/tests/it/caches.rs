@@ -66,7 +66,7 @@ async fn cache_is_saved_and_restored() {
     assert_eq!(result.outcome, Outcome::Success);
     assert!(first.contains("Cache file does not exist") && first.contains("Created cache"), "{first}");
     assert!(first.contains("Not uploading cache other due to policy"), "{first}");
-    assert_eq!(states(&result).len(), 4, "one step for all caches: {result:?}");
+    assert_eq!(states(&result).len(), 4, "all caches must share one step: {result:?}");
     std::fs::remove_dir_all(agent.project()).unwrap();
     let (second, _) = agent.complete(&plan).await;
     for text in

@@ -32,7 +32,7 @@ async fn run(agent: &mut Agent, declared: Vec<Step>, entries: Value) -> (String,
     agent.complete(&plan).await
 }
 
-/// Asserts that a list fails as a failure of the script with this text in its log.
+/// Asserts that a job with this list fails with the reason `script_failure`, and that its log contains `text`.
 async fn assert_refused(declared: Vec<Step>, entries: Value, text: &str) {
     let (log, result) = run(&mut Agent::start().await, declared, entries).await;
     assert_eq!(failure(&result).0, "script_failure", "{log}");
@@ -71,7 +71,7 @@ async fn list_checks_out_the_sources_of_its_job() {
     let plan = JobPlan { steps: vec![sources, list(entries)], ..agent.plan(Vec::new()) };
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    assert!(log.contains("\n2\n1\n"), "the second commit, without the first: {log}");
+    assert!(log.contains("\n2\n1\n"), "the checkout must have only the second commit: {log}");
     let names: Vec<_> = result.tree.steps[1].steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(names, ["before", "sources", "show"]);
 
@@ -204,7 +204,7 @@ async fn service_of_a_list_serves_its_later_steps_and_ends_with_the_job() {
     let (log, result) = run(&mut agent, Vec::new(), entries).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("Starting service python3...") && log.contains("\nstatus 200\n"), "{log}");
-    assert!(!is_running(std::fs::read_to_string(pid).unwrap().trim()), "the service ends with the job");
+    assert!(!is_running(std::fs::read_to_string(pid).unwrap().trim()), "the service must end with the job");
 
     let exits = json!({ "command": ["sh", "-c", "echo broken; exit 3"], "port": port, "name": "db" });
     let (log, result) = run(&mut agent, Vec::new(), call("service", exits)).await;
@@ -334,7 +334,7 @@ async fn services_of_a_list_end_at_the_same_time() {
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     for service in ["a", "b"] {
-        assert!(dir.join(format!("{service}.ended")).exists(), "the service {service} was killed: {log}");
+        assert!(dir.join(format!("{service}.ended")).exists(), "the service {service} must not be killed: {log}");
     }
 }
 

@@ -65,7 +65,7 @@ async fn only_changes_are_stored_and_restored() {
         .map(|path| path.metadata().unwrap().len())
         .sum();
     let all: u64 = first.iter().map(|path| path.metadata().unwrap().len()).sum();
-    assert!(new * 10 < all, "{new} of {all} bytes are new");
+    assert!(new * 10 < all, "less than a tenth of the {all} bytes must be stored again, not {new}");
 
     // The files in the project already have the content of the cache.
     let check = script(&["cat vendor/file7"]);
@@ -77,7 +77,7 @@ async fn only_changes_are_stored_and_restored() {
     let before = objects(&agent, "unprotected").len();
     let branch = entry(&agent, "deps-branch", "unprotected");
     run(&mut agent, vec![save(branch)]).await;
-    assert_eq!(objects(&agent, "unprotected").len(), before + 1, "only the index is new");
+    assert_eq!(objects(&agent, "unprotected").len(), before + 1, "only the index must be new");
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn protection_levels_share_nothing() {
     let log = run(&mut agent, vec![restore(protected.clone()), save(protected)]).await;
     assert!(log.contains("Cache does not exist"), "{log}");
     let sizes = |level| objects(&agent, level).iter().map(|path| path.metadata().unwrap().len()).max().unwrap();
-    assert_eq!(sizes("protected"), sizes("unprotected"), "all chunks are stored again");
+    assert_eq!(sizes("protected"), sizes("unprotected"), "all chunks must be stored again");
     let invalid = entry(&agent, "deps", "../unprotected");
     let log = run(&mut agent, vec![restore(invalid.clone()), save(invalid)]).await;
     assert!(log.contains("`../unprotected` is not a valid protection level"), "{log}");
@@ -113,7 +113,7 @@ async fn damaged_cache_counts_as_missing_and_the_next_save_repairs_it() {
         log.contains("WARNING: Failed to extract cache: ") && log.contains("failed to read a chunk of the pack"),
         "{log}"
     );
-    assert!(!pack.exists(), "the damaged pack is not used again");
+    assert!(!pack.exists(), "the damaged pack must be deleted");
     fs::remove_dir_all(agent.project()).unwrap();
     let sum = "cat $(ls -v vendor/*) | md5sum";
     let log = run(&mut agent, vec![restore(cache.clone()), script(&[sum])]).await;

@@ -96,8 +96,8 @@ async fn delegated_steps_share_log_and_result_tree() {
     let failed = step.steps[1].call.as_ref().unwrap();
     assert_eq!((failed.step.as_str(), &failed.inputs["commands"][0]), ("builtin:script", &"exit 7 # [MASKED]".into()));
     let pid = log.lines().find_map(|line| line.strip_prefix("agent ")).unwrap();
-    assert!(!is_running(pid), "the second agent still runs");
-    assert!(!second_agent.dir.join("spool/delegated").exists(), "the second agent has closed the job");
+    assert!(!is_running(pid), "the second agent must have ended");
+    assert!(!second_agent.dir.join("spool/delegated").exists(), "the job must be closed at the second agent");
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn secret_of_an_operators_step_at_a_second_agent_is_masked_in_the_whole_jo
     let plan = JobPlan { record_calls: true, ..agent.plan(vec![second_agent.step(steps)]) };
     agent.run("1-1", &plan, &[]).await;
     let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
-    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the script got the value: {log}");
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the script must get the value: {log}");
     assert!(log.contains("\ngot [MASKED]\n") && !log.contains("vault-4711"), "{log}");
     let result = serde_json::to_string(&result).unwrap();
     assert!(result.contains("operator_before_vault") && !result.contains("vault-4711"), "{result}");
@@ -235,8 +235,8 @@ async fn timeout_and_close_end_delegated_steps() {
 
 #[tokio::test]
 async fn killed_second_agent_fails_its_step() {
-    // Jobs of other tests run in the process of this test. An agent in the same process could not distinguish the remaining processes of
-    // the second agent from the processes of those jobs, so the first agent runs in a separate process.
+    // The first agent runs in a separate process. In the process of the tests, it could not distinguish the remaining processes of the
+    // second agent from the processes of other tests.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;
@@ -248,7 +248,7 @@ async fn killed_second_agent_fails_its_step() {
     let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
     assert!(system_failure(&result).contains("the agent of the step was lost: its process ended"), "{result:?}");
     assert!(log.contains("\nready\n"), "{log}");
-    assert!(!is_running(&script.to_string()), "the script still runs");
+    assert!(!is_running(&script.to_string()), "the script must be terminated");
     process.kill().unwrap();
     process.wait().unwrap();
 }

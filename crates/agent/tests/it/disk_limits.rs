@@ -51,7 +51,7 @@ async fn step_cannot_succeed_with_more_than_its_limit() {
 }
 
 #[tokio::test]
-async fn after_script_may_save_files_of_a_full_directory_but_not_fill_it_further() {
+async fn after_script_cannot_fill_a_full_directory_further() {
     let steps = vec![script(&[&write("large", 40)]), after_script(&[&write("more", 40), "sleep 600; echo never"])];
     let (log, result) = run(disk(16), steps).await;
     let warning = format!("WARNING: after_script failed, but job will continue unaffected: {EXCEEDED}");
@@ -91,5 +91,5 @@ async fn limit_of_a_rule_ends_only_its_steps() {
     assert!(log.contains(&format!("filling failed, but the job continues: {EXCEEDED}")), "{log}");
     assert!(log.contains("\nlong ends\n"), "{log}");
     let filling = &result.tree.steps[1].steps[1];
-    assert_eq!((filling.status, filling.attempts), (StepStatus::Failure, None), "another attempt would fail, too");
+    assert_eq!((filling.status, filling.attempts), (StepStatus::Failure, None), "the step must not be retried");
 }

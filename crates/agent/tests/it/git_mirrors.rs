@@ -122,7 +122,7 @@ async fn second_job_of_a_commit_fetches_nothing_from_the_server() {
         assert_eq!(fixture.server.requests(), [], "{job} {depth}");
     }
     let left = fs::read_dir(fixture.mirror_dir().join("views")).unwrap().count();
-    assert_eq!(left, 0, "the views of ended jobs were not removed");
+    assert_eq!(left, 0, "the views of ended jobs must be removed");
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn job_that_changes_the_mirror_does_not_change_what_other_jobs_get() {
     let log = fixture.pass(&fixture.plan("two", "clone", 1, &[INSPECT])).await;
     assert!(log.contains("\nran\n") && !log.contains("evil"), "{log}");
     assert!(log.contains("The sources cannot be read from the git mirror, fetching from the server"), "{log}");
-    assert!(!executed.exists(), "a command of another job was executed");
+    assert!(!executed.exists(), "no command of another job may be executed");
     // The mirror is replaced.
     assert!(fixture.pass(&fixture.plan("three", "clone", 1, &[INSPECT])).await.contains(UPDATED));
     fixture.server.requests();
@@ -271,7 +271,7 @@ async fn time_for_the_mirror_counts_against_the_timeout_for_the_sources() {
     assert!(matches!(result.outcome, Outcome::Failed { .. }), "{log}");
     assert!(log.contains("Job failed: get sources timeout: exceeded timeout of 500ms"), "{log}");
     let paths: Vec<String> = fixture.server.requests().into_iter().map(|(path, _)| path).collect();
-    assert_eq!(paths, ["slow.git/info/refs"], "no time was left for the checkout: {log}");
+    assert_eq!(paths, ["slow.git/info/refs"], "only the mirror step may send a request: {log}");
 }
 
 #[tokio::test]
@@ -323,7 +323,7 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     assert_eq!(fixture.agent.wait("1-1").await.outcome, Outcome::Success, "{log}");
 }
 
-/// Adds a pack to a mirror. The index of the pack gives `content` the name of another object.
+/// Replaces the object `name` in a mirror: the index of a new pack gives `content` this name.
 pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &[u8]) {
     let work = dir.join("wrong");
     fs::create_dir(&work).unwrap();
@@ -345,7 +345,7 @@ pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &
         index[8 + 4 * byte..12 + 4 * byte].copy_from_slice(&count);
     }
     index[8 + 1024..8 + 1044].copy_from_slice(&bytes);
-    // The other objects are as they were.
+    // The mirror keeps its other objects.
     let packs = mirror.join("objects/pack");
     fs::remove_dir_all(&packs).unwrap();
     fs::create_dir(&packs).unwrap();

@@ -12,10 +12,10 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use tokio::io::AsyncWriteExt;
 
-/// Password that requests need, for the user `gitlab-ci-token`.
+/// Password of the user `gitlab-ci-token`.
 pub(crate) const TOKEN: &str = "s3cret-t0ken";
 
-/// Git server for the repositories in a directory. Requests need the token.
+/// Git server for the repositories in a directory.
 pub(crate) struct GitServer {
     pub(crate) address: String,
     requests: RequestLog,
@@ -25,7 +25,7 @@ pub(crate) struct GitServer {
 type RequestLog = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 impl GitServer {
-    /// Starts a server. Requests for paths below `/public/` need no token.
+    /// Starts a server. Only requests for paths below `/public/` need no token.
     pub(crate) async fn start(root: &Path) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();

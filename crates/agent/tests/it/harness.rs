@@ -72,7 +72,7 @@ impl Agent {
         options.ready = Some(ready);
         let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
         let task = tokio::spawn(serve(options));
-        tokio::time::timeout(TIMEOUT, is_ready).await.unwrap().expect("the agent does not accept calls");
+        tokio::time::timeout(TIMEOUT, is_ready).await.unwrap().expect("the agent must accept calls");
         let channel = connect(socket).await;
         let steps = StepRunnerClient::new(channel.clone());
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
@@ -90,8 +90,8 @@ impl Agent {
         });
         tokio::time::timeout(TIMEOUT, is_ready)
             .await
-            .expect("the agent starts")
-            .expect("the agent does not accept calls");
+            .expect("the agent must start in time")
+            .expect("the agent must accept calls");
         let task = tokio::spawn(async { result.await.unwrap() });
         let channel = connect(socket).await;
         let steps = StepRunnerClient::new(channel.clone());

@@ -63,7 +63,7 @@ async fn service_serves_the_job_and_ends_with_it() {
     assert!(!log.contains("WARNING"), "{log}");
     assert_eq!(states(&result)[1], ("service db:1", StepStatus::Success));
     let pid = std::fs::read_to_string(agent.dir.path().join("builds/pid")).unwrap();
-    assert!(!is_running(&pid), "the service still runs after the end of its job");
+    assert!(!is_running(&pid), "the service must end with its job");
     assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err());
     assert_eq!(agent.temporary_files(), Vec::<String>::new());
 }
@@ -125,7 +125,7 @@ async fn service_of_a_killed_agent_is_terminated_by_the_next_agent() {
         let pids = std::fs::read_to_string(pids).unwrap();
         assert_eq!(pids.lines().count(), 2);
         for pid in pids.lines() {
-            assert!(!is_running(pid), "process {pid} of the service still runs");
+            assert!(!is_running(pid), "process {pid} of the service must be terminated");
         }
         agent.stop().await;
     }

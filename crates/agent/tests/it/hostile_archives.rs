@@ -32,7 +32,7 @@ fn create_outside_dir(agent: &Agent) -> PathBuf {
 /// Asserts that the directory is as [`create_outside_dir`] created it.
 fn assert_untouched(outside: &Path, log: &str) {
     let keys = outside.join("keys");
-    assert!(!keys.is_symlink(), "`keys` was replaced by a link to {:?}; {log}", fs::read_link(&keys));
+    assert!(!keys.is_symlink(), "`keys` must not be a link, but its target is {:?}; {log}", fs::read_link(&keys));
     assert_eq!(fs::read_to_string(keys).unwrap(), SECRET, "{log}");
     let names: Vec<_> = fs::read_dir(outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["keys"], "{log}");

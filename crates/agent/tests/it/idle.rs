@@ -52,12 +52,12 @@ async fn unattended_agent_ends_its_jobs() {
     let log = agent.log_until("1-1", "exec sleep").await;
     let pid = log.lines().find(|line| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit())).unwrap();
     advance_time(3 * IDLE_TIMEOUT).await;
-    assert!(is_running(pid), "a connection keeps the job running");
+    assert!(is_running(pid), "a connection must keep the job running");
     let (task, _dir) = agent.disconnect();
     tokio::time::pause();
     wait_exit(task).await;
     tokio::time::resume();
-    assert!(!is_running(pid), "the job continues without its agent");
+    assert!(!is_running(pid), "the job must end with its agent");
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn idle_agent_ends_and_a_new_one_can_start() {
     agent.complete(&plan).await;
     let socket = options(agent.dir.path()).socket;
     advance_time(3 * IDLE_TIMEOUT).await;
-    assert!(agent.ids().await.is_empty(), "a connection keeps the agent running");
+    assert!(agent.ids().await.is_empty(), "a connection must keep the agent running");
     let (task, dir) = agent.disconnect();
     // From now on the clock advances automatically whenever all tasks wait.
     tokio::time::pause();
@@ -86,14 +86,14 @@ async fn agent_with_a_job_runs_until_the_job_is_closed() {
     let (task, dir) = agent.disconnect();
     advance_time(3 * IDLE_TIMEOUT).await;
     let mut agent = Agent::attach(dir).await;
-    assert_eq!(agent.ids().await, ["7-1"], "the job is running");
+    assert_eq!(agent.ids().await, ["7-1"]);
     std::fs::write(go, "").unwrap();
     agent.wait("7-1").await;
     let (_, dir) = agent.disconnect();
     advance_time(3 * IDLE_TIMEOUT).await;
     assert!(!task.is_finished());
     let mut agent = Agent::attach(dir).await;
-    assert!(agent.log("7-1").await.contains("done"), "the log can be fetched");
+    assert!(agent.log("7-1").await.contains("done"));
     agent.close("7-1").await;
     let (_, _dir) = agent.disconnect();
     tokio::time::pause();
@@ -109,7 +109,7 @@ async fn agent_without_its_directory_ends_despite_results() {
     let (socket, path) = (options(agent.dir.path()).socket, agent.dir.path().to_owned());
     let (task, dir) = agent.disconnect();
     std::fs::remove_dir_all(&path).unwrap();
-    // The next manager created the directory again, and its agent has the same socket, which must not be touched.
+    // The next agent has a new socket at the same path. The first agent must not delete this socket.
     std::fs::create_dir_all(&path).unwrap();
     let next = Agent::start_in(dir).await;
     tokio::time::pause();
@@ -132,7 +132,7 @@ async fn is_served(socket: &Path) -> bool {
     let mut client = AgentClient::new(channel);
     tokio::time::timeout(TIMEOUT, client.get_info(GetInfoRequest {}))
         .await
-        .expect("the agent neither answered nor refused the call")
+        .expect("the agent must answer or refuse the call in time")
         .is_ok()
 }
 
@@ -159,7 +159,7 @@ async fn connection_during_shutdown_is_served_or_refused() {
         tokio::time::timeout(TIMEOUT, ready_receiver)
             .await
             .unwrap()
-            .expect("the next agent did not become ready while the previous one was shutting down");
+            .expect("the next agent must become ready while the previous one shuts down");
         // This sleep does not synchronize anything: it makes the client connect at a random moment around the exit of the agent.
         tokio::time::sleep(Duration::from_micros(random.random_range(0..5000))).await;
         if is_served(&socket).await {

@@ -25,7 +25,7 @@ async fn cancel_ends_the_script_and_after_script_still_runs() {
     let warning = "\x1b[0;33mWARNING: script canceled externally (UI, API)\x1b[0;m\n";
     assert!(log.contains(warning) && log.contains("\nit was canceled\n") && log.contains("\nuploaded\n"), "{log}");
     assert!(!log.contains("\nnever\n") && log.ends_with("\x1b[31;1mERROR: Job failed: canceled\x1b[0;m\n"), "{log}");
-    assert!(!log.contains("errexit") && !log.contains("trap"), "the shell does not print internal commands: {log}");
+    assert!(!log.contains("errexit") && !log.contains("trap"), "the shell must not print internal commands: {log}");
     assert_eq!(states(&result)[1], ("step_script", StepStatus::Cancelled));
 }
 
@@ -109,7 +109,7 @@ async fn close_ends_a_running_job_with_everything_it_started() {
     agent.log_until("1-1", "\nready\n").await;
     agent.close("1-1").await;
     for pid in std::fs::read_to_string(&pids).unwrap().lines() {
-        assert!(!is_running(pid), "process {pid} still runs");
+        assert!(!is_running(pid), "process {pid} must have ended");
     }
     assert!(agent.ids().await.is_empty());
 }
@@ -228,7 +228,7 @@ async fn hidden_process_ends_with_concurrent_jobs_without_cgroups() {
     wait_for_next_tick(&hidden);
     separate.start_waiting_job("after-1").await;
     separate.release_job("before-1").await;
-    assert!(!is_running(&hidden), "process {hidden} still runs");
+    assert!(!is_running(&hidden), "process {hidden} must have ended");
     separate.release_job("after-1").await;
     separate.kill();
 }
@@ -239,7 +239,7 @@ async fn hidden_process_ends_with_its_job_in_a_cgroup() {
     separate.start_waiting_job("before-1").await;
     let (hidden, log) = separate.run_job_with_hidden_process("2-1").await;
     if muster_test_prerequisites::cgroups(log.contains("/muster-agent-")) {
-        assert!(!is_running(&hidden), "process {hidden} still runs");
+        assert!(!is_running(&hidden), "process {hidden} must have ended");
     }
     separate.release_job("before-1").await;
     separate.kill();

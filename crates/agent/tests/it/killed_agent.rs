@@ -16,7 +16,7 @@ use crate::harness::*;
 
 /// Environment variable for an agent whose jobs have no cgroups.
 const NO_CGROUPS_ENV: &str = "AGENT_PROCESS_NO_CGROUPS";
-/// Environment variable with the directory of the agent that the process should run; see [`spawn_agent`].
+/// Environment variable that makes this test program an agent in the directory that it contains.
 pub(crate) const AGENT_DIR_ENV: &str = "AGENT_PROCESS_DIR";
 /// Socket in the agent's directory to which its process connects when it accepts calls.
 const READY_SOCKET: &str = "ready";
@@ -41,7 +41,7 @@ pub(crate) fn spawn_agent_with(dir: &Path, containment: Containment) -> Child {
     let process = command.spawn().unwrap();
     let timeout = Timespec { tv_sec: i64::try_from(TIMEOUT.as_secs()).unwrap(), tv_nsec: 0 };
     let events = poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&timeout)).unwrap();
-    assert_eq!(events, 1, "the agent does not accept calls");
+    assert_eq!(events, 1, "the agent must accept calls in time");
     process
 }
 
@@ -71,7 +71,7 @@ async fn killed_agent_fails_its_running_job_and_ends_processes() {
     );
     assert_eq!(result.log_bytes, log.len() as u64);
     for pid in std::fs::read_to_string(&pids).unwrap().lines() {
-        assert!(!is_running(pid), "process {pid} still runs");
+        assert!(!is_running(pid), "process {pid} must have ended");
     }
 }
 

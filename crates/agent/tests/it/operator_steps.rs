@@ -30,7 +30,7 @@ fn after(name: &str, commands: &[&str], is_required: bool) -> Step {
 }
 
 #[tokio::test]
-async fn failure_before_the_job_is_a_system_failure_with_its_own_text() {
+async fn failed_step_before_the_job_is_a_system_failure() {
     let mut agent = Agent::start().await;
     let steps = vec![
         operator("operator_before_audit", &["echo \"owned by $OWN\"; exit 3"]),
@@ -91,7 +91,7 @@ async fn failure_after_the_job_is_reported_and_fails_it_only_if_required() {
     assert!(log.contains("the step `operator_after_report` that the operator added"), "{log}");
 
     let (log, result) = agent.complete(&agent.plan(vec![script(&["exit 7"]), failing(true)])).await;
-    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the first failure counts");
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the first failure must be reported");
     assert!(log.contains("WARNING: the step `operator_after_report` that the operator added"), "{log}");
 }
 
@@ -109,12 +109,12 @@ async fn job_does_not_select_the_programs_of_the_operator() {
     agent.run("1-1", &agent.plan(vec![script(&["uname"]), report]), &variables).await;
     let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    assert_eq!(log.matches("\nplanted\n").count(), 1, "only the job's own script runs the job's program: {log}");
+    assert_eq!(log.matches("\nplanted\n").count(), 1, "only the job's own script may run the job's program: {log}");
     assert!(log.contains("\npreload= kept=of the job\n"), "{log}");
 }
 
 #[tokio::test]
-async fn variables_of_the_job_are_no_settings_of_the_operators_steps() {
+async fn variables_of_the_job_do_not_configure_steps_of_the_operator() {
     let mut agent = Agent::start().await;
     let list = json!([{ "name": "audit", "script": "echo \"audits ${{ vars.KIND }}\"" }]);
     let mut audit = step("operator_before_audit", When::OnSuccess, Call::Run(list));
@@ -300,7 +300,7 @@ async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: 
     let (log, result) = agent.complete(&plan).await;
     if log.contains("cannot be enforced here") {
         assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
-        assert!(!log.contains("\nnet "), "no step has run: {log}");
+        assert!(!log.contains("\nnet "), "no step may run: {log}");
         muster_test_prerequisites::missing(log);
         return None;
     }
@@ -327,9 +327,9 @@ async fn limits_of_a_rule_apply_to_its_steps_and_the_steps_that_they_call() {
     let Some((log, result)) = run_with_rules(&rules, file(3), list).await else { return };
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let (host, size) = shown(&log, "free");
-    assert_eq!(size, 3 << 20, "the limit of the policy holds for all");
+    assert_eq!(size, 3 << 20, "the limit of the policy must apply to all steps");
     assert_eq!(shown(&log, "outer"), ("lo".to_owned(), 3 << 20));
-    assert_eq!(shown(&log, "inner"), ("lo".to_owned(), 2 << 20), "the called step has both limits");
+    assert_eq!(shown(&log, "inner"), ("lo".to_owned(), 2 << 20), "the called step must have both limits");
     let (_, last) = log.rsplit_once("\ninner\n").unwrap();
     assert_eq!(shown(&format!("\ninner\n{last}"), "inner"), (host, 2 << 20));
 }

@@ -150,7 +150,7 @@ async fn run_on_small_disk(disk: &std::path::Path) {
         ("runner_system_failure", Some(muster_job::TerminationCause::ResourceExhausted))
     );
     let log = agent.log("1-1").await;
-    assert!(log.starts_with(&seen), "bytes that were read before the failure are in the final log");
+    assert!(log.starts_with(&seen), "the final log must have the bytes that were read before the failure");
     assert_eq!(log.len() as u64, result.log_bytes);
     let last_line = "ERROR: Job failed (system failure): no space left for the job's log\x1b[0;m\n";
     assert!(log.ends_with(last_line), "{}", &log[log.len() - 200..]);

@@ -127,7 +127,7 @@ async fn records_contain_no_secrets() {
     assert!(!text.contains(SECRET) && !text.contains("4711"), "{text}");
     let greet = call(&result, &["step_run", "greet"]);
     assert_eq!((&greet.inputs["name"], &greet.env["KEY"]), (&json!(MASKED), &json!(MASKED)));
-    assert_eq!(greet.inputs["options"], json!({ MASKED: [MASKED, 1] }), "names are masked, too");
+    assert_eq!(greet.inputs["options"], json!({ MASKED: [MASKED, 1] }), "names must be masked");
     assert_eq!(call(&result, &["sources"]).inputs["url"], "https://127.0.0.1:1/g/p.git");
     assert_eq!(call(&result, &["restore_cache"]).inputs["caches"][0]["key"], "main");
 }
@@ -166,7 +166,7 @@ async fn large_parameters_are_cut_after_masking() {
     assert_eq!(serde_json::to_value(many).unwrap(), json!({ "step": "./greet", "truncated": true }));
     assert!(!call(&result, &["step_run", "small"]).truncated);
 
-    // An author who runs a step on this machine gets everything.
+    // With full records, the same text is not cut.
     let long = "x".repeat(100_000);
     let items = json!([{ "name": "long", "step": "./greet", "inputs": { "name": "a", "options": { "text": long } } }]);
     let mut plan = recording(&agent, vec![list(items)]);

@@ -67,7 +67,10 @@ async fn replaced_checkout_gets_its_declared_inputs_and_those_of_the_operator() 
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let line = "\n${{ vars.OF_THE_JOB }} [\"+refs/heads/main\"] 7 for it unset\n";
     assert!(log.contains(line), "{log}");
-    assert!(log.contains(&format!("\n{}\n0\n", agent.project().display())), "no variable of the job: {log}");
+    assert!(
+        log.contains(&format!("\n{}\n0\n", agent.project().display())),
+        "the step must get no variable of the job: {log}"
+    );
     assert_eq!(states(&result), [("get_sources", StepStatus::Success), ("step_script", StepStatus::Success)]);
     let inner: Vec<_> = result.tree.steps[0].steps.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(inner, ["checkout"]);
@@ -89,7 +92,6 @@ async fn failed_replacement_is_repeated_and_is_then_a_failure_of_the_runner() {
     let tried = std::fs::read_to_string(agent.dir.path().join("builds/tried")).unwrap();
     assert_eq!(tried.lines().count(), 3, "{log}");
 
-    // A failure of a cache never fails the job.
     let caches = CacheRestore { caches: vec![CacheEntry { key: "deps".to_owned(), ..CacheEntry::default() }] };
     let mut restore = step("restore_cache", When::OnSuccess, replaced(&caches, failing, json!({})));
     restore.policy.allow_failure = true;
@@ -178,7 +180,7 @@ async fn secrets_that_a_replacement_gets_are_masked_in_log_and_result() {
     let (log, result) = run_with_secrets(&mut agent).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\ngot [MASKED]\n") && log.contains("\"url\":\"[MASKED]\""), "{log}");
-    assert!(log.contains("\n[MASKED]\n1\n"), "the step got the real URL, whose query is masked: {log}");
+    assert!(log.contains("\n[MASKED]\n1\n"), "the step must get the real URL, and the log must mask its query: {log}");
     let result = serde_json::to_string(&result).unwrap();
     assert!(result.contains("\"builtin:cache/restore\"") && result.contains("/steps/cache\""), "{result}");
     for secret in ["5ecret-0f-the-url", "t0ken-of-the-job"] {
@@ -187,7 +189,7 @@ async fn secrets_that_a_replacement_gets_are_masked_in_log_and_result() {
     }
 }
 
-/// Returns the names in the first column of the table below a heading of the reference of replaceable steps.
+/// Returns the inputs of a built-in step that `docs/reference/replaceable-steps.md` lists.
 fn documented(builtin: &str) -> Vec<String> {
     let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/replaceable-steps.md");
     let text = std::fs::read_to_string(page).unwrap();

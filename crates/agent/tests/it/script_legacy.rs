@@ -72,7 +72,7 @@ async fn first_failure_ends_the_script_with_its_exit_code() {
         assert!(result.message.ends_with(&format!("exit status {code}")), "{commands:?}: {}: {log}", result.message);
         assert!(!log.contains("\nnever"), "{log}");
     }
-    // A list that is false, but is not a failure for `errexit`, does not fail the script as the last command.
+    // `errexit` ignores a failure before `&&`, also in the last command.
     let (log, result) = run_script(&mut agent, &["false && true"]).await;
     assert_eq!(result.message, "", "{log}");
 }
@@ -89,7 +89,7 @@ async fn exit_code_is_checked_after_each_command_on_request() {
 }
 
 #[tokio::test]
-async fn shell_that_some_signals_end_and_background_processes_are_no_failures() {
+async fn some_signals_to_the_shell_and_background_processes_do_not_fail_the_script() {
     let mut agent = Agent::start().await;
     for signal in ["HUP", "PIPE", "USR1", "USR2"] {
         let (log, result) = run_script(&mut agent, &[&format!("kill -{signal} $$")]).await;
@@ -100,7 +100,7 @@ async fn shell_that_some_signals_end_and_background_processes_are_no_failures() 
     let (log, result) = run_script(&mut agent, &["sleep 1000 & echo $! >pid", "echo done"]).await;
     assert!(log.ends_with("done\n") && result.message.is_empty(), "{log}");
     let pid = std::fs::read_to_string(agent.dir.path().join("work/pid")).unwrap();
-    assert!(!is_running(pid.trim()), "a process of the job is left");
+    assert!(!is_running(pid.trim()), "the background process must end with the job");
 }
 
 #[tokio::test]

@@ -84,7 +84,7 @@ async fn bash_env_of_a_job_applies_only_to_shells_that_its_script_starts() {
     let plan = agent.plan(vec![script(&["echo own", "bash -c 'echo child'"])]);
     agent.run("1-1", &plan, &[variable("BASH_ENV", &startup.to_string_lossy())]).await;
     let log = agent.log("1-1").await;
-    assert_eq!(log.matches("sourced\n").count(), 1, "only the shell that the script starts reads it: {log}");
+    assert_eq!(log.matches("sourced\n").count(), 1, "only the shell that the script starts may read the file: {log}");
     assert!(log.contains("\nown\n") && log.contains("sourced\nchild\n"), "{log}");
 }
 

@@ -52,7 +52,7 @@ async fn credentials_are_not_stored_or_logged() {
         config.contains("url = \"http://127.0.0.1:1/group/p.git\"") && !config.contains("s3cret-t0ken"),
         "{config}"
     );
-    assert_eq!(agent.temporary_files(), [""; 0], "the file with credentials was deleted");
+    assert_eq!(agent.temporary_files(), [""; 0], "the file with credentials must be deleted");
 }
 
 #[tokio::test]

@@ -1,5 +1,4 @@
-//! Special files that a job creates at paths that the agent reads. Such a job fails with a message that names the path, while another
-//! job of the same agent continues.
+//! Special files that a job creates at paths that the agent reads. They must not block other jobs of the agent.
 
 use std::path::Path;
 
@@ -166,7 +165,7 @@ async fn special_file_instead_of_cache_archive_is_a_warning() {
         let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
         let plan = busy.agent.plan(vec![script(&[&create]), step("restore_cache", When::OnSuccess, restore)]);
         let (log, result) = busy.job(plan, &[]).await;
-        assert_eq!(result.outcome, Outcome::Success, "a broken cache does not fail the job: {log}");
+        assert_eq!(result.outcome, Outcome::Success, "a broken cache must not fail the job: {log}");
         assert!(log.contains("Failed to extract cache: ") && log.contains(message), "{log}");
     }
     busy.assert_waiting_job_continues().await;

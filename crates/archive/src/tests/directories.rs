@@ -248,7 +248,7 @@ fn deflated_content_must_match_its_header() {
         good.unwrap();
         assert!(written.unwrap() == content, "{size}");
         let mut damaged = deflated.clone();
-        // The type of the first block then does not exist.
+        // No block has this type.
         damaged[0] |= 0b110;
         for (deflated, packed, declared, crc) in [
             (&damaged, packed, size, crc),
@@ -259,7 +259,7 @@ fn deflated_content_must_match_its_header() {
         ] {
             let (result, left) = unpack(deflated, packed, declared, crc);
             assert!(matches!(&result, Err(UnpackError::Broken(_))), "{size} {packed} {declared}: {result:?}");
-            assert!(left.is_none(), "{size} {packed} {declared}: a part of the file is left");
+            assert!(left.is_none(), "{size} {packed} {declared}: no part of the file may be left");
         }
     }
 }

@@ -55,7 +55,7 @@ impl Sandbox {
     fn unpack_checked(&self, format: Format, archive: &[u8]) -> Result<Vec<String>, UnpackError> {
         let before = self.outside();
         let result = self.unpack(format, archive, &Limits::default());
-        assert_eq!(self.outside(), before, "something outside of the root was changed: {result:?}");
+        assert_eq!(self.outside(), before, "nothing outside of the root may change: {result:?}");
         result
     }
 
@@ -91,7 +91,7 @@ fn children(dir: &Path) -> Vec<PathBuf> {
 fn describe(path: &Path, except: Option<&Path>, found: &mut Vec<String>) {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::symlink_metadata(path).unwrap();
-    // Reading a directory changes its access time only.
+    // The access time is left out, because reading changes it.
     let attributes = (metadata.mode(), metadata.ino(), metadata.nlink(), metadata.mtime(), metadata.mtime_nsec());
     let content = if metadata.is_file() { fs::read(path).unwrap() } else { Vec::new() };
     found.push(format!("{} {attributes:?} {content:?}", path.display()));
@@ -141,7 +141,7 @@ fn link(name: &str, target: &str) -> Item {
     item(EntryType::Symlink, name, target)
 }
 
-/// Returns a zip archive. Kinds that the zip writer does not support are set in the mode. Names that it rejects are skipped.
+/// Returns a zip archive, which ends after the first FIFO or device. Items whose name the zip writer rejects are skipped.
 fn zip(items: &[Item]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for item in items {

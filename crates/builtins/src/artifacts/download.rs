@@ -40,8 +40,7 @@ pub(super) async fn download(context: &Context, download: &ArtifactsDownload, st
 /// If `direct` is set, the coordinator may redirect the first attempt to its object storage.
 ///
 /// # Errors
-/// [`Failure::Step`] if the coordinator rejects the request, [`Failure::System`] if the file cannot be written, or
-/// [`Failure::Stopped`].
+/// [`Failure::Step`] if the download fails, [`Failure::System`] if the file cannot be written, or [`Failure::Stopped`].
 pub async fn fetch(
     context: &dyn TransferContext,
     endpoint: &ArtifactEndpoint,

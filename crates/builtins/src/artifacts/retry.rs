@@ -8,9 +8,9 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use tokio::time::Instant;
 
-/// Time after which a transfer fails if the coordinator is unreachable or unavailable. This is gitlab-runner's `upload_timeout`.
+/// Time after which a transfer fails if the coordinator is unreachable or unavailable.
 ///
-/// The job's timeout may end the transfer earlier. Meanwhile the files are kept on disk.
+/// The job's timeout may end the transfer earlier.
 const UNAVAILABLE_TIMEOUT: Duration = Duration::from_secs(3600);
 const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 

@@ -76,13 +76,12 @@ pub struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// Packs the files and uploads them. If no files match, prints a message and succeeds.
+    /// Packs the files and uploads them. If there is nothing to upload, prints a message and succeeds.
     ///
     /// `endpoint` is called only if there is something to upload.
     ///
     /// # Errors
-    /// [`Failure::Step`] if the coordinator rejects the artifact, [`Failure::System`] if the archive cannot be written, or
-    /// [`Failure::Stopped`].
+    /// [`Failure::Step`] if the upload fails, [`Failure::System`] if the archive cannot be written, or [`Failure::Stopped`].
     pub async fn run(
         &self,
         context: &dyn TransferContext,
@@ -211,7 +210,7 @@ fn filename(name: &str, format: Format) -> String {
     format!("{}{}", base(name), format.suffix())
 }
 
-/// Returns the last component of the name. Directories in the name of an artifact are ignored.
+/// Returns the last component of an artifact's name, or `default` if this is empty.
 pub(super) fn base(name: &str) -> &str {
     match Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
         "" | "." => "default",

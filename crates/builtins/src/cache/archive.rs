@@ -146,7 +146,7 @@ mod tests {
                 done.send(written.unwrap()).unwrap();
             });
             let written = written.recv_timeout(Duration::from_secs(20));
-            let written = written.unwrap_or_else(|_| panic!("{description} in place of the metadata blocks the write"));
+            let written = written.unwrap_or_else(|_| panic!("{description} in place of the metadata must not block"));
             assert!(matches!(written, ArchiveOutcome::Written { .. }), "{description}: {written:?}");
             assert_eq!(fs::read_to_string(&outside).unwrap(), "unchanged", "{description}");
             assert!(fs::symlink_metadata(&metadata).unwrap().is_file(), "{description}");

@@ -94,7 +94,7 @@ impl<'a> Download<'a> {
             .await
     }
 
-    /// Transfers a range, and continues it after a broken connection.
+    /// Transfers a range, and continues it after a transient error.
     async fn transfer_range(
         &self,
         mut range: Range,
@@ -298,7 +298,7 @@ mod tests {
         let file = directory.path().join("cache.zip");
         let result = remote.download(&context, &store.start().await, &file, &StopToken::new()).await;
         let left = std::fs::read_dir(directory.path()).unwrap().count();
-        assert_eq!(left, usize::from(result.is_ok()), "no partial file is left");
+        assert_eq!(left, usize::from(result.is_ok()), "no partial file may be left");
         let messages = context.messages.lock().clone();
         (result.map(|()| std::fs::read(file).unwrap()), messages)
     }
@@ -343,7 +343,11 @@ mod tests {
             let store = Store::new(headers, "", 1);
             let (content, _) = download(&store, 10).await;
             assert_eq!(content.unwrap(), CONTENT, "{headers}");
-            assert_eq!(store.responses.load(Ordering::Relaxed), 2, "{headers}: the second request is for all bytes");
+            assert_eq!(
+                store.responses.load(Ordering::Relaxed),
+                2,
+                "{headers}: the second request must be for all bytes"
+            );
         }
     }
 

@@ -1,7 +1,7 @@
 //! `builtin://cache/restore` and `builtin://cache/save`: caches in a directory of this machine (docs/spec/job-execution.md, section 10).
 //!
 //! If the plan has signed URLs of an object store, [`store`] transfers the archives to and from it, so that other machines can use them.
-//! A cache never fails the job. Archives are replaced atomically, so that a reader never sees an incomplete archive.
+//! Archives are replaced atomically, so that a reader never sees an incomplete archive.
 
 mod archive;
 mod chunks;
@@ -78,7 +78,7 @@ impl Builtin<Context> for CacheSave {
     }
 }
 
-/// Restores the cache of the key, or of the first fallback key that has one.
+/// Restores the cache of the key, or of the first fallback key whose cache can be restored.
 async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     if cache.key.is_empty() {
         context.report(MessageLevel::Notice, "Skipping cache extraction due to empty cache key");
@@ -211,7 +211,7 @@ async fn fetch(
     }
 }
 
-/// Removes the files of a cache that could not be unpacked completely, for `FF_CLEAN_UP_FAILED_CACHE_EXTRACT`.
+/// Removes the files that match the paths of a cache whose extraction failed (`FF_CLEAN_UP_FAILED_CACHE_EXTRACT`).
 async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let found = select(context, FileSelection { paths: &cache.paths, ..FileSelection::default() }, stop).await?;
     let extraction = context.extraction();

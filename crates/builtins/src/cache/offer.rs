@@ -51,13 +51,13 @@ pub(super) fn save(step: &CacheSave) -> Offer {
     Offer { inputs: map([("caches", caches)]), sensitive }
 }
 
-/// Returns the texts to mask of a signed URL: the URL, and its query, which programs print without the rest. Empty for an empty URL.
+/// Returns the texts of a signed URL to mask: the URL and its query, which programs may print alone. Empty for an empty URL.
 fn secrets_of(url: &str) -> Vec<String> {
     let query = url.split_once('?').map(|(_, query)| query);
     [Some(url), query].into_iter().flatten().filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the fields of a cache that both of its steps have.
+/// Returns the fields of a cache that both steps get.
 fn cache_fields(entry: &CacheEntry) -> Map<String, Value> {
     let file = archive_path(entry, &entry.key).unwrap_or_default();
     map([

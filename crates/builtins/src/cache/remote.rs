@@ -47,7 +47,7 @@ impl Remote {
     /// Returns a client. `timeout` is the timeout of one attempt, `delay` the delay before each of up to `retries` retries.
     ///
     /// # Errors
-    /// [`RemoteError::Setup`] if the system's certificates cannot be read.
+    /// [`RemoteError::Setup`] if the HTTP client cannot be created.
     pub fn new(timeout: Duration, retries: u32, delay: Duration) -> Result<Self, RemoteError> {
         let http = muster_runner_api::client::http_client(&TlsFiles::default());
         let http = http.map_err(|error| RemoteError::Setup(error.to_string()))?;
@@ -59,7 +59,7 @@ impl Remote {
 
     /// Downloads the newest of several objects to `file`, unless the file is at least as new.
     ///
-    /// If the age of an object cannot be queried, a later object is used only if the earlier ones do not exist.
+    /// If an object has no URL for HEAD, the first object that exists is used instead of the newest.
     ///
     /// # Errors
     /// As for [`Self::download`].
@@ -372,6 +372,6 @@ mod tests {
         assert_eq!(context.messages.lock().iter().filter(|line| line.starts_with("Retrying...")).count(), 2);
         remote.download(&context, &breaking_store(2).await, &file, &stop).await.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "0123456789");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file is left");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file may be left");
     }
 }

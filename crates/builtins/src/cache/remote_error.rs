@@ -22,7 +22,7 @@ pub enum RemoteError {
     /// The store is unreachable, or the connection broke.
     #[error("{0}")]
     Network(String),
-    /// The connection broke again after all retries of a range.
+    /// A range could not be transferred after all retries.
     #[error("the connection broke at byte {position} of {length} after all retries; check the network to the store")]
     Interrupted {
         /// Position of the first byte that was not received.

@@ -37,7 +37,7 @@ impl<'a> ObjectStore<'a> {
         Some(Self { object, alternate, max_upload_bytes: 0, timeout: timeout(context) })
     }
 
-    /// Returns the object to which the cache is saved. `None` means that there is no store.
+    /// Returns the object to which the cache is saved. `None` means that the cache is not uploaded.
     pub(super) fn for_upload(context: &Context, cache: &'a CacheEntry) -> Option<Self> {
         let object = cache.objects.get(&cache.key).filter(|object| !object.upload.expose().is_empty())?;
         Some(Self { object, alternate: None, max_upload_bytes: cache.max_upload_bytes, timeout: timeout(context) })

@@ -1,7 +1,6 @@
 //! Compares the files of a cache with the archive from which they were restored.
 //!
-//! The content of the archive is compared, because archives have no fingerprint of their files. None could be stored in the headers of an
-//! object: a signed URL fixes the headers of an upload before its content is known. Archives of gitlab-runner have no fingerprint either.
+//! Archives have no fingerprint of their files, so their content is compared.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -190,7 +189,7 @@ mod tests {
     fn check_each_format(change: impl Fn(&mut Fixture), expected: bool, description: &str) {
         for format in [ArchiveFormat::Zip, ArchiveFormat::ZipZstd, ArchiveFormat::TarZstd] {
             let mut restored = Fixture::new(format);
-            assert!(restored.is_unchanged(), "{format:?}: nothing was changed");
+            assert!(restored.is_unchanged(), "{format:?}: the cache must be unchanged at first");
             change(&mut restored);
             assert_eq!(restored.is_unchanged(), expected, "{format:?}: {description}");
         }

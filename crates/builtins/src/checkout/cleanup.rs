@@ -62,7 +62,7 @@ async fn remove_configuration(context: &Context, cleanup: &Cleanup, stop: &StopT
     .await
 }
 
-/// Removes leftover lock files, which would make git fail.
+/// Removes what a killed git or an earlier job left in `.git`, such as lock files.
 pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     for name in LEFTOVERS {

@@ -47,7 +47,7 @@ impl Builtin<Context> for Checkout {
         has_repository.then_some(CLEAR_WORKTREE)
     }
 
-    /// Removes the whole checkout, because the state that the first attempt left is unknown.
+    /// Removes the whole checkout, because the state after a failed attempt is unknown.
     async fn clear(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         context.print(&style::info("Deleting tracked and untracked files..."));
         clear(context, stop).await
@@ -88,7 +88,7 @@ async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> R
     run_hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
 
-/// Name and title of the section between the first and the second attempt of a checkout.
+/// Name and title of the log section that clears the checkout before another attempt.
 pub(crate) const CLEAR_WORKTREE: (&str, &str) =
     ("clear_worktree", "Deleting all tracked and untracked files due to source fetch failure");
 

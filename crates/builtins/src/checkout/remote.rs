@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_http::without_credentials;
 
-/// Maximum size of `.gitattributes`. git-lfs never writes a file of this size.
+/// Maximum size of a `.gitattributes` file that is read.
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
 
 /// Fetches the commit and checks it out in the project directory.

@@ -1,7 +1,7 @@
 //! Blocks addresses for the containers of a job (`blocked_addresses` of `[runners.docker]`), such as the metadata service of a cloud.
 //!
 //! The first process of each container is the agent's gate. The gate runs the entrypoint of the image only after a second container in the
-//! same network has made the addresses unreachable. Before that, no code of the job or of its images runs.
+//! same network has made the addresses unreachable. Before that, no code of the job or of the image runs in the container.
 
 use std::time::Duration;
 
@@ -60,8 +60,7 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
 
 /// Makes the addresses unreachable in a container that was just started.
 ///
-/// A second container does this. It has only the network and the volumes of the first one, and the one capability that it needs. `name` is the
-/// name of the first container.
+/// A second container does this, with the network and the volumes of the first one. `name` is the name of the first container.
 ///
 /// # Errors
 /// [`Failure`] if the addresses cannot be blocked. The caller must then remove the container, whose gate still waits.
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problem_says_how_the_command_ended_although_it_printed_nothing() {
+    fn problem_describes_the_end_of_a_command_without_output() {
         let end = || "the command exited with code 137".to_owned();
         assert_eq!(with_output(end(), b"\n"), end());
         assert_eq!(with_output(end(), b"no route\n"), "the command exited with code 137: no route");

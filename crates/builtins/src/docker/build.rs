@@ -138,7 +138,7 @@ async fn outlives_its_output(container: &Container) -> bool {
     }
 }
 
-/// Returns the failure of a container with this output, in which no agent accepted connections. `how` completes "the agent".
+/// Returns the failure of a container in which no agent accepted connections. In the message, `how` follows "the agent".
 fn not_started(output: &Output, image: &str, how: &str) -> Failure {
     Failure::System(match output.progress() {
         Progress::Entrypoint | Progress::Started if output.is_lost() => format!(
@@ -164,7 +164,7 @@ mod tests {
     /// Returns the message about a container whose output consists of these chunks.
     async fn message(chunks: Vec<Result<LogOutput, ApiError>>) -> String {
         let output = Output::read(Box::pin(futures::stream::iter(chunks)), Arc::new(DiscardedLog));
-        assert!(!output.wait_for(Progress::Ready).await, "the output has ended");
+        assert!(!output.wait_for(Progress::Ready).await);
         not_started(&output, "app", "did not start: its container exited with code 1").to_string()
     }
 

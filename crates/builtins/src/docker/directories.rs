@@ -32,8 +32,8 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
 ///
 /// The agent creates them much faster than a call of the engine.
 ///
-/// `None` means that the directories must be created before the container starts, because the agent is not root, an entrypoint may drop the rights of
-/// root, or the root directory is read-only.
+/// `None` means that the directories must be created before the container starts, for example because the agent is not root or the root
+/// directory is read-only.
 pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
     if has_entrypoint(job, image) || is_read_only(job) || !owner::runs_as_root(job, image) {
         return None;

@@ -6,9 +6,9 @@
 //!   -> run the steps at this agent -> remove everything
 //! ```
 //!
-//! The agent in the build container runs all steps. In other containers, code of Muster runs only to block addresses ([`block`]): in a
-//! container for this purpose, and before the entrypoint of each service. Nothing on the engine's side follows paths in a directory that a
-//! job can write to.
+//! The agent in the build container runs the steps of the job. In other containers, code of Muster runs only to block addresses ([`block`]):
+//! in a container for this purpose, and before the entrypoint of each service. Nothing on the engine's side follows paths in a directory
+//! that a job can write to.
 //!
 //! All names of a job's objects are derived from the inputs of the step. So an agent that finds the inputs in its spool can remove the
 //! objects that a killed agent left.
@@ -73,7 +73,7 @@ pub(crate) struct JobFacts<'a> {
     pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
 
-/// Creates the containers of a job. After a failure, nothing of them remains.
+/// Creates the containers of a job. Removes them after a failure.
 ///
 /// # Errors
 /// [`Failure`] of the settings, the engine or the image, or the cause of a stop.

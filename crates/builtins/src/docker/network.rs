@@ -16,7 +16,7 @@ use super::engine::{failed, is_answer, is_not_found, reason};
 const MTU: &str = "com.docker.network.driver.mtu";
 /// Beginnings of the modes that name the network namespace of a container, of a path or of a pod.
 const OTHER_NAMESPACES: [&str; 3] = ["container:", "ns:", "pod:"];
-/// Networks that exist on every engine and do not resolve the names of containers.
+/// Network modes in which the engine does not resolve the names of containers.
 const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
 
 /// Creates the network of the job, if the job has a separate one.
@@ -40,7 +40,7 @@ pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(),
 /// Removes a network, with all containers that are still attached to it. A network that does not exist is not an error.
 ///
 /// # Errors
-/// The engine's error. The network still exists.
+/// The engine's error.
 pub(super) async fn remove(engine: &Docker, name: &str) -> Result<(), ApiError> {
     match engine.remove_network(name).await {
         Ok(()) => return Ok(()),
@@ -97,7 +97,7 @@ pub(super) fn is_host(network: &DockerNetwork) -> bool {
     *network == DockerNetwork::Mode("host".to_owned())
 }
 
-/// Returns whether nothing outside the container uses its network: neither the engine's machine nor another container.
+/// Returns whether a container has a network namespace that neither the engine's machine nor another container uses.
 pub(super) fn is_own(network: &DockerNetwork) -> bool {
     match network {
         DockerNetwork::Bridge | DockerNetwork::PerJob { .. } => true,
@@ -107,8 +107,7 @@ pub(super) fn is_own(network: &DockerNetwork) -> bool {
     }
 }
 
-/// Returns the settings with which a container is attached to its network. `None` means that the container
-/// needs no aliases and no MAC address.
+/// Returns the settings with which a container is attached to its network. `None` means that it needs neither aliases nor a MAC address.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
     let aliases = resolves_names(network).then_some(aliases);
     let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());

@@ -36,7 +36,7 @@ const MAX_PORTS: usize = 20;
 const HEALTH_CHECK_PORT: &str = "HEALTHCHECK_TCP_PORT";
 /// Maximum number of lines of a service's output that a warning shows.
 const MAX_LOG_LINES: usize = 1000;
-/// Additional time for the check of a service to report its result.
+/// Maximum time to report the state or the logs of a service, or the result of its check after the timeout of the check.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A service that was started.
@@ -52,7 +52,8 @@ pub(super) struct Service {
     aliases: Vec<String>,
     /// Address in the network of the build container. `None` means that the service has no address there.
     address: Option<String>,
-    /// Exit code of a service that exited immediately. `None` means that the service was still running after its start.
+    /// Exit code of a service that exited immediately. `None` means that the service was still running after its start, or
+    /// that the exit code is unknown.
     exited: Option<i64>,
     /// TCP ports to check.
     ports: Vec<u16>,
@@ -73,8 +74,7 @@ impl ServiceHost {
     /// Starts a service. Pulls its image if necessary.
     ///
     /// # Errors
-    /// [`Failure`] of the settings, the engine or the image, or the cause of a stop. Creating the environment then fails, which removes the
-    /// container of the service.
+    /// [`Failure`] of the settings, the engine or the image, or the cause of a stop. The cleanup of the job removes the service.
     pub(crate) async fn start(&self, service: &ServiceContainer, stop: &StopToken) -> Result<(), Failure> {
         let name = &service.container.name;
         if !self.job.services.contains(name) {
@@ -269,7 +269,7 @@ impl Service {
             return Err(exited(code));
         }
         // A service without an address is in a network that the build container cannot reach, because the operator configured it so.
-        // It cannot be checked.
+        // Such a service cannot be checked.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(
@@ -326,7 +326,7 @@ impl Service {
         node
     }
 
-    /// Returns the end of the service's output. The first line says so if earlier output is missing.
+    /// Returns the end of the service's output. If earlier output is missing, the first line reports this.
     async fn logs(&self, engine: &Docker) -> String {
         // One line more than is shown reveals whether there are earlier ones.
         let tail = (MAX_LOG_LINES + 1).to_string();

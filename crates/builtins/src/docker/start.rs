@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::engine::{failed, inspect_container, is_answer};
 use super::fail_if_stopped;
 
-/// Time after the first call without an answer after which the job fails.
+/// Maximum time to wait for the engine after the first call without an answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay before the engine is queried again. The engine sends no event when it can be reached again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);

@@ -63,7 +63,7 @@ pub(super) struct Container {
     /// Image of the container, as written in the job.
     pub(super) image: String,
     project_dir: PathBuf,
-    /// Whether nothing outside the container uses its network.
+    /// Whether it has a network namespace that neither the engine's machine nor another container uses.
     has_own_network: bool,
     /// Memory limit in bytes. `None` means no limit.
     memory: Option<u64>,

@@ -22,7 +22,7 @@ use crate::driver_state::DriverState;
 
 /// Name of the file with the environment, in the driver's directory.
 const FILE: &str = "cleanup_environment.json";
-/// Size limit of the file, which contains the variables of the job at most twice.
+/// Maximum size of the file that is read.
 const LIMIT: Limit =
     Limit { bytes: 256 * 1024 * 1024, remedy: "remove it, and clean up the driver's environment by hand" };
 /// Variable with the status of the job.

@@ -42,7 +42,7 @@ impl Agent {
         self.steps.status(StatusRequest { id: id.to_owned() }).await.unwrap().into_inner().jobs
     }
 
-    /// Waits for the end of a job, and checks its state, the kind of its error, and its message.
+    /// Waits for the end of a job. Asserts its state, the kind of its error, and its message.
     async fn assert_ended(&mut self, id: &str, state: State, kind: Option<Kind>, message: &str) {
         self.wait(id).await;
         let status = self.status(id).await;

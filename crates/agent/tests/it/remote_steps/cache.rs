@@ -21,7 +21,7 @@ async fn commit_is_downloaded_once_but_every_job_needs_access() {
     for _ in 0..2 {
         fixture.pass(json!(own)).await;
     }
-    assert_eq!(connections(&fixture.server), 3, "only the first job downloads the step");
+    assert_eq!(connections(&fixture.server), 3, "only the first job may download the step");
     let sha = git(&fixture.work(), &["rev-parse", "HEAD"]);
     let reference = format!("http://{}/g/steps.git@{sha}", fixture.server.address);
     let (log, _) = fixture.run_list(json!([{"name": "a", "step": reference}]), &[]).await;
@@ -78,7 +78,7 @@ async fn content_that_a_job_changed_is_not_used() {
     fs::remove_file(&pack).unwrap();
     fs::write(&pack, bytes).unwrap();
     assert!(fixture.pass(reference).await.contains("<top>"));
-    assert_eq!(connections(&fixture.server), 4, "both jobs download the step");
+    assert_eq!(connections(&fixture.server), 4, "both jobs must download the step");
 }
 
 #[tokio::test]
@@ -139,7 +139,7 @@ async fn two_jobs_that_fetch_the_same_step_download_it_once() {
         assert!(fixture.agent.log(id).await.contains("<top>"));
         fixture.agent.wait(id).await;
     }
-    assert_eq!(connections(&fixture.server), 3, "only one job downloads the step");
+    assert_eq!(connections(&fixture.server), 3, "only one job may download the step");
 }
 
 #[tokio::test]

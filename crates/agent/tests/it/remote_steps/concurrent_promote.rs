@@ -47,7 +47,7 @@ impl Proxy {
             event.await;
         }
         let url = format!("http://{}{}", proxy.registry, parts.uri);
-        // With the name of the proxy, the registry returns addresses for uploads at the proxy.
+        // The proxy's `Host` header makes the registry return addresses at the proxy for uploads.
         let request = proxy.http.request(parts.method, url).headers(parts.headers);
         let answer = request.body(to_bytes(body, usize::MAX).await.unwrap()).send().await.unwrap();
         let mut response = Response::new(Body::empty());

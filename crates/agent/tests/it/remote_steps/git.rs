@@ -57,7 +57,7 @@ async fn c092_tag_branch_and_hash_denote_a_commit() {
     }
     git(&bare, &["reflog", "expire", "--all", "--expire=now"]);
     let log = fixture.pass(json!(format!("{url}@{}", &first[..8]))).await;
-    assert!(log.contains("<top>"), "a commit without a reference is found in the history: {log}");
+    assert!(log.contains("<top>"), "the commit must be found in the history: {log}");
     let log = fixture.fail(json!(format!("{url}@none"))).await;
     assert!(log.contains(&format!("{url}@none: cannot find version \"none\": the server has no such tag")), "{log}");
     let log = fixture.fail(json!(format!("{url}@.git"))).await;
@@ -90,13 +90,16 @@ async fn notices_of_a_repository_are_printed_for_their_version() {
     for warning in ["is deprecated: use v2", "is defective: loses words"] {
         assert!(log.contains(&format!("WARNING: the step {url}@v1 {warning}")), "{warning}: {log}");
     }
-    assert!(log.contains("<top>") && log.contains(&format!("({first})")), "the step is the same commit: {log}");
+    assert!(log.contains("<top>") && log.contains(&format!("({first})")), "notices must not change the commit: {log}");
     assert!(!fixture.pass(json!(format!("{url}@main"))).await.contains("WARNING"));
     fixture.publish_notices(&format!("[[notice]]\nversion = '{first}'\ndefective = 'in every branch'\n"));
     assert!(fixture.pass(json!(format!("{url}@main"))).await.contains("is defective: in every branch"));
     fixture.publish_notices("[[notice]]\nno version\n");
     let log = fixture.pass(json!(format!("{url}@v1"))).await;
-    assert!(log.contains("<top>") && !log.contains("WARNING"), "an invalid file does not fail the job: {log}");
+    assert!(
+        log.contains("<top>") && !log.contains("WARNING"),
+        "an invalid file of notices must not fail the job: {log}"
+    );
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use crate::checkout::git;
 use crate::git_server::{GitServer, TOKEN};
 use crate::harness::*;
 
-/// Step that runs the program `print` in its own directory.
+/// Step that runs the program `print` in the directory of the step.
 const STEP: &str = "{}\n---\nexec: {command: ['${{step_dir}}/print', '${{step_dir}}']}\n";
 
 /// Agent, and a Git server with the repository `g/steps.git`.

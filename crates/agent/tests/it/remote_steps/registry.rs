@@ -28,7 +28,7 @@ fn other() -> Platform {
     Platform { os: "plan9".to_owned(), ..local() }
 }
 
-/// Returns a layer with the step `ECHO` in the directories, whose program prints `word`.
+/// Returns a layer with the step `ECHO` in each of `dirs`. The program of the step prints `word`.
 pub(super) fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
     let root = tempfile::tempdir().unwrap();
     for dir in dirs {
@@ -154,7 +154,7 @@ async fn credentials_of_the_job_are_used_for_their_registry() {
     let (log, _) = fixture.run_list(list.clone(), &[]).await;
     assert!(
         log.contains("denies access") && log.contains("; set DOCKER_AUTH_CONFIG"),
-        "the cache does not replace the login: {log}"
+        "the cache must not replace the login: {log}"
     );
     let other = variable("DOCKER_AUTH_CONFIG", &login(&registry).value.replace(registry.host(), "127.0.0.1:9"));
     let (log, _) = fixture.run_list(list.clone(), &[other]).await;

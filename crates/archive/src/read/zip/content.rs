@@ -18,11 +18,10 @@ pub(super) const DAMAGED: &str =
     "the content of an entry is damaged: its size or its checksum does not match the zip directory";
 /// Message about an entry whose content is larger than its header declares.
 pub(super) const LARGER: &str = "an entry is larger than its size in the zip directory";
-/// Binary logarithm of the maximum window size of a decoder. The archive chooses the size, and with it the memory that the decoder uses.
-/// Compression uses larger windows only with `--long` or `--ultra`.
+/// Binary logarithm of the maximum window size of a decoder, which limits its memory. Only `zstd --long` and `--ultra` use larger windows.
 const MAX_ZSTD_WINDOW_LOG: u32 = 23;
 
-/// Returns a reader of the unpacked content. Reading fails at the end if the checksum or the size differs from the header.
+/// Returns a reader of the unpacked content. Reading fails if the checksum or the size differs from the header.
 pub(super) fn content<'a, R: BufRead + Seek>(
     archive: &'a mut R,
     header: &Header,
@@ -60,7 +59,7 @@ pub(super) fn content_offset(local_header: &[u8; LOCAL_HEADER_BYTES]) -> io::Res
     Ok(LOCAL_HEADER_BYTES as u64 + u64::from(name) + u64::from(extra))
 }
 
-/// Reader of the content of an entry. It locates the content only at the first read, because most callers skip the content of many entries.
+/// Reader of the content of an entry. The content is located at the first read, because callers may skip it.
 pub(super) struct Lazy<'a, R> {
     source: Source<'a, R>,
     header: &'a Header,

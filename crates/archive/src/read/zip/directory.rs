@@ -142,7 +142,7 @@ impl Directory {
             mode: mode(made_by >> 8, attributes),
             modified: dos_time(date, time),
         };
-        // A damaged extra field is ignored. The 32-bit sizes from the header are used then.
+        // A damaged extra field is ignored.
         let _ = header.read_extra(Fields(self.take(archive, extra.into())?));
         self.take(archive, comment.into())?;
         header.offset = header

@@ -20,7 +20,7 @@ pub(crate) struct ZipFiles<'a> {
     archive: &'a File,
     meter: &'a Meter<'a>,
     inflate: Decompressor,
-    /// Buffers that only grow. Clearing them for each entry would take as long as filling them.
+    /// Buffers that only grow, because clearing them for each entry would be slow.
     packed: Vec<u8>,
     unpacked: Vec<u8>,
 }
@@ -30,10 +30,10 @@ impl<'a> ZipFiles<'a> {
         Self { archive, meter, inflate: Decompressor::new(), packed: Vec::new(), unpacked: Vec::new() }
     }
 
-    /// Calls `write` with the content of an entry. Reading fails at the end if the checksum or the size differs from the header.
+    /// Calls `write` with the content of an entry. Reading fails if the checksum or the size differs from the header.
     ///
     /// # Errors
-    /// An error if the entry is found to be damaged before `write` is called.
+    /// If the entry cannot be read or is found to be damaged before `write` is called.
     pub(crate) fn unpack<T>(&mut self, header: &Header, write: impl FnOnce(&mut dyn Read) -> T) -> io::Result<T> {
         let meter = self.meter;
         if let Some(unpacked) = self.unpack_in_memory(header)? {

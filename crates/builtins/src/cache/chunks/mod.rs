@@ -8,8 +8,8 @@
 //! save:    files --> chunks that no index has --> packs --> index --> reference
 //! ```
 //!
-//! With an object store, the manager has already read the references. It has also signed URLs for the objects that they name. The
-//! directory on this machine then contains copies of objects.
+//! With an object store, the manager has already read the references and signed the URLs of their objects. The directory on this machine
+//! contains copies of objects.
 
 mod objects;
 mod restore;

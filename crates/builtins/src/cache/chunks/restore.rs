@@ -170,7 +170,7 @@ impl RestoreRun<'_> {
         Ok(Objects { context: self.context, remote, store: &self.store, urls, stop: self.stop, lost: Mutex::default() })
     }
 
-    /// Removes damaged objects from this machine. The next save then stores their chunks again.
+    /// Removes damaged objects from this machine.
     fn remove(&mut self, damaged: Vec<Object>) {
         for object in &damaged {
             tracing::warn!(object = object.name, "object of a cache is damaged, removing it");

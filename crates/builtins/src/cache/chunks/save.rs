@@ -24,8 +24,7 @@ use crate::files::format::Level;
 use crate::files::select::{FileSelection, select};
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Size in bytes at which a pack is complete. Larger packs need fewer requests, but more unused bytes are kept: a pack is kept as a whole
-/// while any part of it is used.
+/// Minimum size in bytes at which a pack is complete. Larger packs need fewer requests, but retain more unused bytes.
 const PACK_BYTES: u64 = 16 << 20;
 /// Maximum number of packs per save without an object store.
 const MAX_PACKS: usize = 4096;
@@ -35,7 +34,7 @@ const MAX_REFERENCES: usize = 8;
 /// Saves the cache, and prints what was stored.
 ///
 /// # Errors
-/// [`Failure`] if the cache cannot be stored or the job was stopped. The key then keeps its previous cache.
+/// [`Failure`] if the cache cannot be stored or the job was stopped.
 pub(in crate::cache) async fn save(
     context: &Context,
     cache: &CacheEntry,

@@ -48,7 +48,7 @@ fn parse(flags: &[String]) -> Result<Flags, &str> {
     Ok(parsed)
 }
 
-/// Removes files that are not in the index. Prints what it removes.
+/// Removes untracked files as `git clean` does, and prints their names.
 pub(super) fn clean(
     repository: &Repository,
     flags: &[String],

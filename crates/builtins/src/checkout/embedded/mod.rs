@@ -1,7 +1,7 @@
-//! Checks out a commit with libgit2, over HTTP. Used if there is no `git` command, as in most images.
+//! Checks out a commit with libgit2, over HTTP. Used if the job's `PATH` has no `git` command.
 //!
-//! The result equals a checkout by the `git` command, so that a later job may continue with either. Only features that need another program
-//! are missing: LFS files remain pointers, and hooks of the repository are not executed.
+//! A later job may continue with the `git` command. Some features are missing: for example, LFS files remain pointers, and hooks of the
+//! repository are not executed.
 
 mod clean;
 mod credentials;
@@ -311,8 +311,7 @@ fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> 
     repository.checkout_tree(commit.as_object(), Some(&mut checkout_options(is_stopped)))?;
     fail_if(is_stopped)?;
     repository.set_head_detached(sha)?;
-    // If an earlier job removed a directory and the commit has a file in its place, the calls above do not create the file. This call creates
-    // it, because the file belongs to HEAD by now and is merely missing.
+    // The calls above do not create a file in place of a directory that an earlier job removed. This call does, because HEAD now has the file.
     repository.checkout_head(Some(&mut checkout_options(is_stopped)))
 }
 

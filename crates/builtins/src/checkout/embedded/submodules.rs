@@ -67,7 +67,7 @@ fn update_in(
     Ok(())
 }
 
-/// Fetches the commit of a submodule, unless an earlier job has fetched it. If the server rejects the hash, fetches all branches.
+/// Fetches the commit of a submodule, unless the repository has it. If the hash cannot be fetched, fetches all branches.
 fn fetch(work: &CheckoutRun<'_>, repository: &Repository, url: &str, sha: Oid) -> Result<(), git2::Error> {
     let is_missing = || repository.find_commit(sha).is_err();
     let depth = work.checkout.submodule_depth;

@@ -43,8 +43,8 @@ fn stopped_checkout_does_not_write_the_remaining_files() {
     let in_second_part = path(PART_FILES + 10);
     let error = check_out_commit(&repository, sha, &|| in_second_part.exists()).unwrap_err();
     assert!(in_second_part.exists(), "{error}");
-    assert!(!path(2 * PART_FILES).exists(), "the third part was written");
-    assert!(repository.head().is_err(), "HEAD already names the commit");
+    assert!(!path(2 * PART_FILES).exists(), "the third part must not be written");
+    assert!(repository.head().is_err(), "HEAD must not name the commit yet");
     // The next job continues.
     fs::write(path(files), "an untracked file").unwrap();
     check_out_commit(&repository, sha, &|| false).unwrap();

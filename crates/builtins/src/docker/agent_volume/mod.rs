@@ -39,7 +39,7 @@ const HASH_DIGITS: usize = 12;
 const FILL_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum time for a job to remove the volumes that no job uses anymore.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of transfers by one job. Another one is needed if another agent removed the container of the first.
+/// Maximum number of transfers by one job.
 const MAX_TRANSFERS: u32 = 3;
 /// Time without progress after which another agent that fills the volume is considered dead.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(15);
@@ -48,8 +48,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Locks that serialize the jobs of this process that find a volume empty, by identity of the volume.
 static FILLING: parking_lot::Mutex<BTreeMap<String, Arc<Mutex<()>>>> = parking_lot::Mutex::new(BTreeMap::new());
-/// Identities of the volumes that are known to be complete. They are remembered, because querying the engine takes as long as creating a
-/// container.
+/// Identities of the volumes that are known to be complete, so that the engine is not queried for each job.
 static COMPLETE: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 /// Identity of this process's own executable.
 static OWN: OnceCell<Executable> = OnceCell::const_new();

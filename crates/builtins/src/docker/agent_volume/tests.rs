@@ -62,7 +62,7 @@ async fn engine_that_hangs_ends_the_job() {
     assert!(failure.ends_with("remove the container muster-agent-test-filler if it exists"), "{failure}");
 }
 
-/// Two agents fill the volume at once. The other agent considers the agent under test dead, and removes the container of the latter.
+/// Another agent considers the agent under test dead, and removes its container.
 #[tokio::test]
 async fn agent_that_loses_its_container_copies_again() {
     let (uploads, is_complete) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());

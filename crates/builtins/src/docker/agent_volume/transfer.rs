@@ -31,7 +31,7 @@ pub(super) enum Transfer {
     Done,
     /// Another agent removed the container before the executable was copied.
     Interrupted,
-    /// Another agent copies the executable, or has just ended. ID of its container, or the name if the container no longer exists.
+    /// Another agent copies the executable, or has just ended. Contains the ID of its container, or the name if the container was removed.
     OtherAgent(String),
 }
 

@@ -152,7 +152,7 @@ fn local_socket(variables: &Variables) -> PathBuf {
 
 /// Returns the usual sockets of engines on this machine, in the order in which they are tried.
 ///
-/// An engine of this user comes before a Podman that runs as root, whose service is often enabled without being used.
+/// An engine of this user comes before a Podman that runs as root.
 fn local_sockets(variables: &Variables) -> Vec<PathBuf> {
     let of_user = |name: &str| Path::new(&variables.runtime_dir).join(name);
     let mut sockets = vec![PathBuf::from(DOCKER_SOCKET)];

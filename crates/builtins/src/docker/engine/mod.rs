@@ -37,8 +37,7 @@ const CONFLICT: u16 = 409;
 /// Status of an answer that reports a problem of the engine.
 const INTERNAL_ERROR: u16 = 500;
 
-/// Locations of the engines whose platform was checked. Docker starts two programs to describe its platform, which takes as long as creating a
-/// container.
+/// Locations of the engines whose platform was checked, so that it is not queried for each job.
 static CHECKED: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 
 /// Forgets which platforms were checked. Called if a job cannot start, because another engine at the same address may be the reason.
@@ -135,7 +134,7 @@ pub(crate) fn is_local(settings: &DockerEngine) -> Result<bool, EngineError> {
     Ok(matches!(Endpoint::new(settings, &Variables::of_process())?.0, Endpoint::Unix(_)))
 }
 
-/// Returns the time at the engine. The engine reports when an object was created, and its clock may differ from the clock of this machine.
+/// Returns the time at the engine, for the ages of its objects. The engine's clock may differ from the clock of this machine.
 ///
 /// # Errors
 /// The reason why the time is not known.

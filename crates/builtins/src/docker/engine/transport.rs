@@ -212,9 +212,9 @@ mod tests {
 
     #[tokio::test]
     async fn creation_without_an_answer_is_recorded() {
-        assert!(unanswered(async |stream| drop(stream)).await, "the connection broke");
+        assert!(unanswered(async |stream| drop(stream)).await, "a broken connection must be recorded");
         let (keep, kept) = tokio::sync::oneshot::channel();
-        assert!(unanswered(async |stream| drop(keep.send(stream))).await, "the call timed out");
+        assert!(unanswered(async |stream| drop(keep.send(stream))).await, "a timeout must be recorded");
         drop(kept);
         let rejected = async |mut stream: UnixStream| {
             let answer = b"HTTP/1.1 500 Error\r\nContent-Length: 2\r\n\r\n{}";

@@ -45,7 +45,7 @@ pub(super) enum ImageError {
 enum Class {
     /// A registry, or the network on the way to it, does not work.
     ExternalDependency,
-    /// The image does not exist, or the runner may not pull it.
+    /// The image does not exist, the runner may not pull it, or the error has no message of the engine.
     Configuration,
     /// Anything else.
     Other,

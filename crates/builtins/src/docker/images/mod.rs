@@ -146,7 +146,7 @@ impl Images {
     /// Makes sure that the engine has an image, by the first pull policy that succeeds.
     ///
     /// # Errors
-    /// [`Failure`] as in docs/spec/job-execution.md, section 11.3. The remedies have been printed.
+    /// [`Failure`] as in docs/spec/job-execution.md, section 11.3. Remedies for failed pull policies have been printed.
     pub(crate) async fn ensure(&self, spec: &ImageSpec) -> Result<ResolvedImage, Failure> {
         let wanted = ImageRequest::new(spec)?;
         let name = wanted.name();

@@ -20,13 +20,13 @@ use super::template::MAX_IDLE;
 
 /// Beginning of the names of all prepared containers that no job has taken.
 const PREFIX: &str = "muster-prepared-";
-/// Seconds for which an agent keeps an expired container of another agent. If the other agent still runs, it removes the
+/// Seconds for which an agent keeps an expired container of another agent. If that agent still runs, it removes the
 /// container earlier.
 const EXPIRY_MARGIN_S: i64 = 300;
 /// Maximum time of one attempt to remove containers.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Record of the agent's containers, which outlives the agent.
+/// Record of the engines that may have containers of the agent. It outlives the agent.
 #[derive(Debug)]
 pub(super) struct Record {
     /// Path of the file. `None` means that the record is not stored.
@@ -116,7 +116,7 @@ impl Record {
 /// Containers are removed by their names. So a container that a job has renamed since then is not removed.
 ///
 /// # Errors
-/// The reason why a container may remain, with the engine.
+/// A container may remain. The text names the engine.
 pub(super) async fn remove(
     settings: &DockerEngine,
     own_prefix: &str,

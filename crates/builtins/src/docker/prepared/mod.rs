@@ -9,7 +9,7 @@
 //! the labels that name the job, and the variables of the job, which its steps get from the agent. Each container is taken by one job, and is
 //! removed with this job. From the renaming on, the container is an ordinary one for the cleanup and for a later agent.
 //!
-//! Failures never reach a job: it then creates its container itself.
+//! If a prepared container cannot be used, the job creates its container itself.
 
 mod leftovers;
 mod pool;
@@ -37,8 +37,10 @@ use super::{JobFacts, create, directories, network, print, stoppable};
 pub use pool::PreparedContainers;
 use template::Template;
 
-/// Settings that exclude a job. The engine reads the variables of the container when it starts, creates anonymous volumes in its own way, or
-/// looks up another container only once.
+/// Settings that exclude a job.
+///
+/// With such a setting, the engine reads the variables of a container when it starts, creates anonymous volumes differently, or looks up
+/// another container.
 const UNSUITABLE_SETTINGS: [&str; 5] = ["Runtime", "DeviceRequests", "VolumeDriver", "Links", "VolumesFrom"];
 /// Settings whose value can name another container.
 const NAMESPACE_SETTINGS: [&str; 2] = ["IpcMode", "PidMode"];

@@ -76,7 +76,7 @@ struct Removal {
     engine: DockerEngine,
     due: Instant,
     attempts: u32,
-    /// Volumes that exist only for containers which are no longer used.
+    /// Volumes of containers that are no longer used.
     volumes: Vec<String>,
 }
 

@@ -45,8 +45,10 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// Returns the template of a job's container. `None` means that the container must not start before its job: the image has an entrypoint,
-    /// which may use the variables of the job, or a health check, which would run code of the image, or the job selects GPUs by variables.
+    /// Returns the template of a job's container. `None` means that the container must not start before its job.
+    ///
+    /// Reasons: the image has an entrypoint, which may use the variables of the job, or a health check, which would run code of the image, or
+    /// the job selects GPUs by variables.
     ///
     /// # Errors
     /// [`Failure::Configuration`] if the inputs cannot be written as text.
@@ -171,7 +173,7 @@ fn has_health_check(image: &ResolvedImage) -> bool {
     command.is_some_and(|command| command.first().is_some_and(|kind| kind != NO_HEALTH_CHECK))
 }
 
-/// Runner and engine. The maximum number of waiting containers applies to each of them.
+/// Runner and engine. The maximum number of waiting containers applies to each such pair.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
     engine: String,

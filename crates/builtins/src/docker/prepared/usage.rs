@@ -50,14 +50,14 @@ impl Usage {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of jobs within the window. 0 if no job needed such a container for a long time.
+    /// Returns the number of jobs within the window. 0 if no job needed such a container for the maximum idle time.
     fn recent(&self, now: Instant) -> usize {
         let is_idle = self.last().is_none_or(|last| now.duration_since(last) >= self.max_idle());
         if is_idle { 0 } else { self.jobs.len() }
     }
 }
 
-/// Returns how many containers of each kind of one runner should be kept ready.
+/// Returns how many containers of each kind of one runner and engine should be kept ready.
 ///
 /// For every `min_uses` jobs within the window, one container is kept ready. If the sum exceeds the maximum, the maximum is divided among the
 /// kinds in proportion to their jobs.
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(at(&usage, 105), [0], "no job for the maximum idle time");
         usage.add(POLICY, start + Duration::from_secs(106));
         assert!(!usage.prune(start + Duration::from_secs(106)));
-        assert_eq!(usage.jobs.len(), 2, "the first job is older than the window");
+        assert_eq!(usage.jobs.len(), 2, "the job before the window must be forgotten");
         assert!(usage.prune(start + Duration::from_secs(300)));
     }
 }
