@@ -15,9 +15,8 @@ pub(crate) use config_output::ConfigOutput;
 #[derive(Debug)]
 pub(crate) struct DriverState {
     pub(crate) driver: Driver,
-    /// Working directory of the programs, which contains their files.
+    /// Working directory of the driver's programs.
     pub(crate) dir: PathBuf,
-    /// Output of the configuration stage.
     pub(crate) output: ConfigOutput,
     /// Directories of the job. `None` means that the configuration stage has not ended.
     pub(crate) binding: Option<Binding>,

@@ -230,7 +230,7 @@ fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Returns the leading directories of a pattern that contain no wildcards.
+/// Returns the leading directories of a pattern that contain no wildcards or escapes.
 fn fixed_prefix(pattern: &str) -> PathBuf {
     let parts: Vec<&str> = pattern.split('/').collect();
     let fixed = parts.iter().position(|part| part.contains(['*', '?', '[', '{', '\\'])).unwrap_or(parts.len());
@@ -289,7 +289,7 @@ async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Resu
 mod tests {
     use super::*;
 
-    /// Selects files in a directory with some text files and the link `a/link` to `a/b`. Returns their paths, and the messages.
+    /// Selects files in a directory with some text files and the link `a/link` to `a/b`. Returns the selected paths, and the messages.
     fn found(paths: &[&str], exclude: &[&str]) -> (Vec<String>, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         for path in ["a/one.txt", "a/b/two.txt", "a/b/three.log", "top.txt", "a/.hidden"] {

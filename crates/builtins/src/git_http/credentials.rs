@@ -24,7 +24,7 @@ impl Credentials {
         Self { rewrites }
     }
 
-    /// Returns the URL that replaces this one, which may contain credentials.
+    /// Returns the URL after the first matching rule, or the unchanged URL if no rule matches.
     pub(crate) fn rewrite(&self, url: &str) -> String {
         let matching = self.rewrites.iter().find_map(|(to, from)| {
             let rest = url.strip_prefix(from.as_str())?;
@@ -64,7 +64,7 @@ impl Repository {
         }
     }
 
-    /// Returns whether a URL has the same scheme, host and port.
+    /// Returns whether a URL has the scheme, host and port of the repository.
     pub(crate) fn is_at(&self, url: &str) -> bool {
         let origin = |url: &str| Url::parse(url).map(|url| url.origin());
         matches!((origin(&self.url), origin(url)), (Ok(own), Ok(other)) if own == other)

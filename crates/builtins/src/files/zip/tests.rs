@@ -110,7 +110,7 @@ fn file_that_does_not_get_smaller_is_stored() {
 }
 
 #[test]
-fn files_that_vanish_or_cannot_be_packed_do_not_shift_the_others() {
+fn missing_files_and_sockets_are_left_out() {
     let from = tempfile::tempdir().unwrap();
     let mut files = create(from.path());
     files.extend((0..100).map(|index| PathBuf::from(format!("d/missing{index}"))));
