@@ -6,7 +6,7 @@
 //! ```
 //!
 //! After each job, contexts whose last use is too long ago are removed. Then the least recently used ones are removed until the
-//! rest is small enough. A context that a job uses is never removed. The system releases the lock of a process that ended.
+//! rest is small enough. A context that a job uses is not removed. The system releases the lock of a process that ended.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;

@@ -14,7 +14,6 @@ use serde_json::{Map, Value};
 use super::inputs::{CacheCall, CheckoutCall, DownloadCall, UploadCall, parsed};
 use crate::context::Context;
 
-/// Inputs of a call.
 type Inputs = Map<String, Value>;
 
 /// Checks out the sources of the job, with the changes of the call.
@@ -73,7 +72,7 @@ pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &
     CacheSave { caches }.run(context, stop).await
 }
 
-/// Returns the caches of a call.
+/// Returns the declared caches that a call selects.
 fn selected_caches(declared: &[CacheEntry], inputs: &Inputs) -> Result<Vec<CacheEntry>, Failure> {
     let CacheCall { key } = parsed(inputs)?;
     selected(declared, &key, "cache", "cache", cache_name)

@@ -37,7 +37,7 @@ const MAX_LAYERS: usize = 128;
 const LIMITS: Limits =
     Limits { bytes: 8 << 30, entries: 200_000, ratio: 1000, ratio_floor: 1 << 30, header_bytes: 64 << 20 };
 
-/// Fetches the image `(registry, repository, tag)`.
+/// Fetches the image `(registry, repository, tag)`, or the pinned image of this repository.
 pub(super) async fn fetch(
     fetcher: &StepFetcher,
     (host, path, tag): (&str, &str, &str),
@@ -81,7 +81,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Returns a client of the repository, with the credentials of the job for its registry.
+/// Returns a client of the repository, with credentials from variables or else the Docker configuration.
 pub(crate) async fn open(
     fetcher: &StepFetcher,
     repository: Repository,
@@ -201,7 +201,7 @@ async fn fetch_layer(
 
 /// Reason why a layer was not unpacked.
 enum LayerError {
-    /// The content of the file does not match its digest.
+    /// The file cannot be opened, or its content does not match the digest.
     Changed,
     Failed(PortError),
 }

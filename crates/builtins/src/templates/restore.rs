@@ -43,7 +43,7 @@ impl FileStamp {
     }
 }
 
-/// State of a directory after a restore: one item for the root, then one for each entry of its tree.
+/// State of a directory after a restore: one item for the root, then one for each entry of its tree. `None` means unknown.
 #[derive(Debug, Default)]
 pub(super) struct FileStamps(Vec<Option<FileStamp>>);
 
@@ -194,7 +194,7 @@ impl RestoreRun<'_> {
         }
     }
 
-    /// Removes everything from a directory that is not in the tree. Returns whether anything was removed.
+    /// Removes from a directory everything that is not in the tree. Returns whether anything was removed.
     fn remove_untracked(&self, path: &Path, stamp: usize) -> io::Result<bool> {
         let entries = &self.restore.tree.entries;
         let children = self.children(stamp);
