@@ -90,7 +90,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Returns the value that the payload has for a variable that is not a file variable.
+    /// Returns the value of a variable in the payload. Ignores file variables.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
@@ -107,7 +107,7 @@ impl Variables {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns the variables for a second agent that runs steps of the job. Those of [`Variables::set`] are left out.
+    /// Returns all variables except those of [`Variables::set`]. The value of a file variable is its content.
     pub(crate) fn current(&self) -> Vec<Variable> {
         let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
@@ -192,10 +192,9 @@ impl Variables {
         Ok(())
     }
 
-    /// Empties the temporary directory.
+    /// Empties the temporary directory, which is kept for the next job.
     ///
-    /// The directory itself is kept for the next job, as the checkout is: recreating it would be most of the file system work of a
-    /// small job. It is removed if the job has replaced it or changed its permissions.
+    /// The directory is removed if the job has replaced it or changed its permissions, or if it cannot be emptied.
     ///
     /// # Errors
     /// A file cannot be removed.
@@ -260,7 +259,7 @@ impl Variables {
             let path = path.map(|path| path.to_string_lossy().into_owned());
             (variable.key.clone().into(), path.unwrap_or_else(|| variable.value.clone()).into())
         }));
-        // An environment cannot represent such names and values.
+        // Environment variables cannot have such names and values.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
     }
@@ -318,7 +317,7 @@ fn create_private_dir(directory: &Path, root: &Root) -> io::Result<()> {
             if fs::symlink_metadata(directory)?.is_dir() {
                 return Ok(());
             }
-            // Another job put something else in place of the directory.
+            // A job has created a file or a link in place of the directory.
             fs::remove_file(directory)?;
             fs::DirBuilder::new().mode(TEMP_DIR_MODE).create(directory)
         }
@@ -369,7 +368,7 @@ mod tests {
         for change in changes {
             variables.write_files(&temp, &Root::Chosen).unwrap();
             change();
-            // A symbolic link is not cleaned up here, as if a job of another project had created it.
+            // `write_files` must also replace a symbolic link that was not cleaned up.
             if !temp.is_symlink() {
                 Variables::clear_files(&temp).unwrap();
             }
@@ -421,7 +420,7 @@ mod tests {
         assert_eq!((&values["A"], &values["NEW"]), (&"added".into(), &temp.join("NEW").to_str().unwrap().into()));
         let current = variables.current();
         let last = |key: &str| current.iter().rev().find(|variable| variable.key == key).unwrap();
-        assert_eq!((last("A").value.as_str(), last("NEW").file), ("added", true), "for a second agent");
+        assert_eq!((last("A").value.as_str(), last("NEW").file), ("added", true));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::CacheStoreError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer in bytes. The largest answers are pages of lists, which have up to 5000 objects at Azure.
+/// Maximum size of an answer in bytes.
 const MAX_ANSWER_BYTES: u64 = 32 << 20;
 
 /// Returns the settings for retries of requests. There are few retries, because a job waits for its credentials.
@@ -84,7 +84,7 @@ impl Transport {
         }
     }
 
-    /// Returns the region of a bucket, which Amazon returns without credentials. `None` if Amazon cannot be reached or returns no region.
+    /// Queries Amazon for the region of a bucket, without credentials. `None` if Amazon cannot be reached or returns no region.
     pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
         let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
         let answer = call.send().await;

@@ -6,8 +6,8 @@
 //!
 //! [`CacheStore::collect`] deletes what no cache needs anymore.
 //!
-//! The manager has the keys of the store. An agent gets URLs that are valid for one object, one method and the time of its job, so no
-//! job can read or change the caches of another project.
+//! The manager has the keys of the store. An agent gets URLs that are valid for one object and a limited time, so no job can read or change
+//! the caches of another project.
 
 mod azure;
 mod collect;

@@ -44,7 +44,7 @@ pub type Hash = [u8; 32];
 /// Error of a store.
 #[derive(Debug, thiserror::Error)]
 pub enum ChunkError {
-    /// A reference or an index is not what was saved.
+    /// A reference or an index is invalid.
     #[error("the cache is damaged: {0}")]
     Damaged(String),
     /// A file cannot be read.

@@ -1,6 +1,4 @@
 //! Writes a job's trace: masking, then timestamps, then valid UTF-8 and the size limit (docs/spec/job-execution.md, section 1.10).
-//!
-//! The sink at the end receives the trace, byte for byte.
 
 mod added_masks;
 mod limit;
@@ -74,7 +72,7 @@ struct Buffers {
 }
 
 thread_local! {
-    /// Buffers for the output of all jobs. Most jobs print little, so that buffers for each would only take memory.
+    /// Buffers that all jobs of the thread share, to save memory.
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
