@@ -67,7 +67,7 @@ pub struct Save<'a> {
     pub id: &'a str,
     /// Size in bytes from which a pack is complete.
     pub pack_bytes: u64,
-    /// Maximum number of packs. The last one is as large as necessary.
+    /// Maximum number of new packs. The last one is as large as necessary.
     pub max_packs: usize,
     /// Level of zstd.
     pub level: i32,

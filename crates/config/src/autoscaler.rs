@@ -341,7 +341,7 @@ timeout = "3m"
             connector,
         };
         assert!(found.isolation == Some(wanted));
-        assert_eq!(found.sticky, None, "a job's leftovers are deleted with its machine");
+        assert_eq!(found.sticky, None, "vm_isolation must disable sticky contexts");
         let jobs = OnInstances {
             image: "ubuntu-$VERSION".to_owned(),
             allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],

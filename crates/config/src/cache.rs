@@ -12,8 +12,7 @@ use crate::settings::{
 
 /// Default of `ChunksGcGrace`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
-/// General address of Amazon S3, as in gitlab-runner's documentation. It has the same effect as no address: the bucket's region
-/// selects the server.
+/// General address of Amazon S3, as in gitlab-runner's documentation. The bucket's region selects the server.
 const AMAZON: &str = "s3.amazonaws.com";
 
 /// Returns the settings of a runner's caches.
