@@ -103,7 +103,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the host configuration of the build container.
+    /// Reads the settings of the build container.
     fn build(&mut self) -> ContainerSettings {
         ContainerSettings {
             privileged: self.docker.bool("privileged").unwrap_or_default(),
@@ -138,7 +138,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the host configuration of services.
+    /// Reads the settings of services.
     fn service(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
         // Invalid addresses have been reported with the settings of the build container.

@@ -85,7 +85,6 @@ fn acquire(mut file: File, path: &Path, wait: Duration) -> Result<ConfigLock, Ed
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_POLL_INTERVAL),
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                // If the ID cannot be read, it is unknown.
                 let _ = (&file).take(32).read_to_string(&mut text);
                 return Err(EditError::Locked { path: path.to_owned(), pid: text.trim().parse().ok() });
             }

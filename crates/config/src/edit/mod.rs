@@ -1,4 +1,4 @@
-//! Edits config.toml: changes one value and keeps every other byte. A failed save leaves the old file.
+//! Edits config.toml: changes single values or entries, and keeps every other byte.
 //!
 //! ```no_run
 //! # use muster_config::edit::{ConfigFile, EditError, NewToken};
@@ -199,7 +199,7 @@ impl ConfigFile {
         self.document.to_string()
     }
 
-    /// Adds an entry to `[[runners]]` after the others, and returns its index. A new file gets the global keys first.
+    /// Adds an entry to `[[runners]]` after the others, and returns its index. An empty file first gets `concurrent` and `check_interval`.
     pub fn add_runner(&mut self, entry: Table) -> usize {
         let root = self.document.as_table_mut();
         if root.is_empty() {
@@ -303,7 +303,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Checks that the file can be saved, by a trial save of its current content.
+    /// Checks that an existing file can be saved, by a trial save of its current content.
     ///
     /// # Errors
     /// [`EditError`] if it cannot be saved. The content does not change in any case.
