@@ -369,10 +369,10 @@ pub struct RunnerSettings {
     /// `[runners.custom]`. `None` if the file has no such table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom: Option<Box<CustomSettings>>,
-    /// `[runners.autoscaler]`, or converted `[runners.machine]`. Not stored with a job, because it has secrets and can change during the job.
+    /// `[runners.autoscaler]`, or converted `[runners.machine]`. Not stored with a job, because it has secrets.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
-    /// `[runners.ssh]`. It is not stored with a job, because it has secrets and can change during the job.
+    /// `[runners.ssh]`. Not stored with a job, because it has secrets.
     #[serde(skip)]
     pub ssh: Option<Arc<SshSettings>>,
 }
@@ -474,7 +474,7 @@ mod tests {
         let settings = Settings { runners, ..Settings::new() }.with_unique_keys();
         let keys: std::collections::BTreeSet<_> = settings.runners.iter().map(|runner| &runner.key).collect();
         assert_eq!(keys.len(), 3);
-        assert_eq!(settings.runners[0].key, runner("one", 0).key, "the first one keeps its key");
+        assert_eq!(settings.runners[0].key, runner("one", 0).key, "the first runner must keep its key");
     }
 
     #[test]
@@ -486,8 +486,8 @@ mod tests {
             ..Settings::new()
         };
         let new = new.carry_over(&old);
-        assert_eq!(new.runners[0].key, old.runners[1].key, "the runner is the same, with a new token");
-        assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "nothing has changed");
+        assert_eq!(new.runners[0].key, old.runners[1].key, "a new token must not change the key");
+        assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "unchanged settings must be shared");
         assert_eq!(new.runners[2].key, named("three", "c").key);
     }
 

@@ -72,7 +72,7 @@ type WriteResult<'a> = Result<(), &'a StoreError>;
 
 /// An answer that is sent after the write.
 pub(crate) enum StagedReply {
-    /// An answer, which becomes an error if the write fails.
+    /// Function that gets the result of the write, and sends an answer.
     Answer(Box<dyn FnOnce(WriteResult<'_>) + Send>),
     /// The ID of a new pipeline. If its caller gets an error, the jobs must not run later.
     Pipeline {

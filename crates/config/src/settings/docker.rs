@@ -16,7 +16,7 @@ const UNBLOCKING_CAPABILITIES: [&str; 4] = ["ALL", "NET_ADMIN", "NET_RAW", "SYS_
 pub struct PreparedContainers {
     /// Maximum number of containers of the runner that wait for a job on one machine.
     pub max_containers: u32,
-    /// Number of jobs within the window for which one container is prepared.
+    /// Number of jobs per prepared container: one container is prepared for each `min_uses` jobs within the window.
     pub min_uses: u32,
     /// Seconds for which a job counts.
     pub window_s: u32,
@@ -96,9 +96,9 @@ pub struct DockerSettings {
     pub service_slot_cgroup_template: String,
     /// Devices of services, by pattern of the service's image.
     pub services_devices: BTreeMap<String, Vec<Device>>,
-    /// Host configuration of the build container.
+    /// Settings of the build container.
     pub build: ContainerSettings,
-    /// Host configuration of services.
+    /// Settings of services.
     pub service: ContainerSettings,
 }
 
@@ -132,7 +132,7 @@ impl DockerSettings {
     }
 }
 
-/// Host configuration of containers of one kind. Empty and 0 mean the engine's default.
+/// Settings of the containers of one kind. Empty and 0 mean the engine's default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]

@@ -52,7 +52,7 @@ fn read_only_file_system_still_lets_manager_run() {
     assert!(!facts.writable);
     assert!(muster_config::load(&path, &facts).config.is_some());
     let lock = lock_for_manager(&path).unwrap();
-    assert!(matches!(lock_for_manager(&path), Err(EditError::Locked { .. })), "the file itself is the lock there");
+    assert!(matches!(lock_for_manager(&path), Err(EditError::Locked { .. })), "the file itself must be locked");
     drop(lock);
 }
 
