@@ -163,7 +163,7 @@ impl Coordinator {
         self.execute(|reply| Command::CancelPipeline { pipeline, force: false, reply }).await
     }
 
-    /// Cancels a pipeline, and immediately ends the jobs that are being canceled gracefully.
+    /// Cancels a pipeline without waiting for graceful cancellations.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -171,10 +171,10 @@ impl Coordinator {
         self.execute(|reply| Command::CancelPipeline { pipeline, force: true, reply }).await
     }
 
-    /// Cancels one job. `force` immediately ends a job that is being canceled gracefully.
+    /// Cancels one job. `force` does not wait for a graceful cancellation.
     ///
     /// # Errors
-    /// [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::NotFound`], or [`CoordinatorError::Rejected`] if a retry has replaced the job.
     pub async fn cancel_job(&self, job: JobId, force: bool) -> Result<(), CoordinatorError> {
         self.execute(|reply| Command::CancelJob { job, force, reply }).await
     }

@@ -52,9 +52,6 @@ fn for_each_file(
 /// Result of packing one file.
 pub(super) trait PathFailure<T> {
     /// Returns `None` if the file was removed after it was found.
-    ///
-    /// # Errors
-    /// [`Failure`] with the path of the file.
     fn unless_removed(self, file: &Path, stop: &StopToken) -> Result<Option<T>, Failure>;
 }
 

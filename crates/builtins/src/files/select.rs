@@ -269,7 +269,7 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     out
 }
 
-/// Returns the files that git does not track, including ignored files.
+/// Returns the files that git does not track, including ignored files. If git fails, prints a warning and returns none.
 async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("failed to store or read the list of untracked files");

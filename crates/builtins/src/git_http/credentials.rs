@@ -7,7 +7,7 @@ use url::Url;
 /// Rules that replace URLs of a job with URLs that contain credentials.
 #[derive(Debug)]
 pub(crate) struct Credentials {
-    /// Replacements, each with the URL or the beginning of a URL that it replaces. The first match is used.
+    /// Pairs of a replacement and the beginning of the URLs to replace. The first match is used.
     rewrites: Vec<(String, String)>,
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct Repository {
 }
 
 impl Credentials {
-    /// Returns the rules. `rewrites` are pairs of a URL with credentials and the beginning of the URLs that it replaces.
+    /// Returns the rules. Each pair has a URL with credentials, and the beginning of the URLs to replace.
     pub(crate) fn new(rewrites: Vec<(String, String)>) -> Self {
         Self { rewrites }
     }

@@ -10,7 +10,7 @@
 //! - Objects are copied by `git fetch`, which computes the name of each object from its content, or are read by libgit2, which compares the
 //!   name with the content. An object with changed content is an error, and the job fetches from the server.
 //! - The refs that jobs get are kept in the memory of the agent ([`crate::mirrors::Mirrors`]), as the server reported them.
-//! - A mirror has no configuration, hooks or refs. Each command of git uses a new directory for them ([`git::GitDir`]).
+//! - A mirror has no configuration, hooks or refs. The commands of git for a job use a new directory for them ([`git::GitDir`]).
 //! - The commands of git for a mirror run outside of the job's container, and do not get the job's variables.
 
 mod git;

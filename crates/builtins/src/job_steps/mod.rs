@@ -32,7 +32,7 @@ type Output = Result<Map<String, Value>, PortError>;
 /// Maximum number of services that the lists of steps of one job start.
 const MAX_CALLED_SERVICES: u32 = 32;
 
-/// Steps in which the agent stores files of the job elsewhere, even if the job has no network.
+/// Steps with which a job without network could send files elsewhere, because the agent sends them.
 const UPLOADS: [&str; 5] =
     ["artifacts/upload", "cache/save", "step/oci/build", "step/oci/promote", "function/oci/publish"];
 

@@ -1,4 +1,4 @@
-//! Files of a mirror of a repository. Jobs fetch from views of the mirror, which are hard links to its packs and a list of refs.
+//! Files of a mirror of a repository. Jobs fetch from views of the mirror: hard links to its packs, and a list of refs.
 //!
 //! ```text
 //! <root>/                 only the user of the agent can enter it

@@ -9,7 +9,7 @@ use zstd::bulk::Compressor as ZstdCompressor;
 use super::records::Method;
 use crate::files::format::Level;
 
-/// Minimum number of bytes by which the buffer of compressed bytes grows.
+/// Minimum free space for compressed bytes before each call of the compressor.
 const GROWTH: usize = 64 * 1024;
 /// Number of bytes at the start of a block from which its compressibility is estimated.
 const SAMPLE_BYTES: usize = 16 * 1024;
