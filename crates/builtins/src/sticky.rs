@@ -1,7 +1,7 @@
 //! Sticky contexts: directories that the jobs of one project and protection level share on a machine.
 //!
 //! ```text
-//! <root>/<name>/       directory of one context; a job can use only the context that its request names
+//! <root>/<name>/       directory of one context
 //! <root>/<name>.lock   locked (shared) while jobs use the directory; the modification time is the time of the last use
 //! ```
 //!

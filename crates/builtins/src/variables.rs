@@ -60,7 +60,7 @@ pub struct Variables {
     changed: Mutex<HashMap<&'static str, String>>,
     /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
     from_gitlab_env: Mutex<Vec<(String, String)>>,
-    /// Variables that steps of the operator have added. They replace all others, so that a job cannot change them.
+    /// Variables that Muster or steps of the operator have added. They replace all others, so that a job cannot change them.
     added: Mutex<Vec<JobVariable>>,
 }
 
@@ -158,7 +158,7 @@ impl Variables {
     /// A file is missing if its variable was added, or if a script or a cleanup job of the machine has removed the file.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// As for [`Variables::write_files`].
     pub fn restore_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         let is_missing = |path: &Path| matches!(path.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
         if is_missing(temp_dir) {

@@ -25,9 +25,10 @@ pub(crate) fn retries() -> RetryConfig {
     RetryConfig { backoff, max_retries: 2, retry_timeout: Duration::from_secs(8) }
 }
 
-/// HTTP client with the manager's certificates and proxies.
+/// HTTP client of the manager.
 #[derive(Debug, Clone)]
 pub(crate) struct Transport {
+    /// Client for URLs with TLS. It uses the proxies of the environment.
     proxied: reqwest::Client,
     /// Client without a proxy, for all URLs without TLS. The metadata services of machines cannot be reached through a proxy.
     direct: reqwest::Client,

@@ -64,7 +64,7 @@ pub enum CacheStoreError {
     Role {
         /// ARN of the role.
         role: String,
-        /// Reason, from the answer of the server.
+        /// Error of the request, or of the answer.
         reason: String,
     },
     /// The HTTP client cannot be created.
@@ -119,7 +119,7 @@ impl CacheStore {
     /// Opens a store. No request is sent, except that Amazon is queried for the region of an S3 bucket whose settings contain none.
     ///
     /// # Errors
-    /// [`CacheStoreError`] if the settings are not valid.
+    /// [`CacheStoreError`] if the settings are not valid, or the HTTP client cannot be created.
     pub async fn open(settings: &CacheStoreSettings) -> Result<Self, CacheStoreError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let kind = match settings {

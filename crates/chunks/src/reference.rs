@@ -23,7 +23,7 @@ pub struct Object {
     pub size: u64,
 }
 
-/// Content of a cache key.
+/// Index and packs of the current cache of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reference {

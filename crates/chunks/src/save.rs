@@ -44,7 +44,7 @@ pub enum SaveError {
     /// No thread can be started, or compression failed.
     #[error("failed to compress files")]
     Compress(#[source] io::Error),
-    /// The new objects cannot be written.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] ChunkError),
 }

@@ -48,7 +48,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
 
 /// Returns the settings of a `[[runners]]` entry for jobs that run on instances.
 ///
-/// Returns the default settings if the executor does not use instances.
+/// Returns the default settings if the entry has no autoscaler, or the executor does not use it.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();

@@ -71,7 +71,7 @@ fn s3(table: &Table) -> Option<S3Settings> {
     })
 }
 
-/// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the credentials come from the environment.
+/// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise, the environment or the machine has the credentials.
 ///
 /// As in gitlab-runner, a key without `ServerAddress` is used only if `AuthenticationType` requires it.
 pub(super) fn has_access_key(s3: &Table) -> bool {

@@ -27,7 +27,7 @@ pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
 /// Key of the annotation with the time at which a document was created (OCI image specification, "annotations").
 pub const CREATED: &str = "org.opencontainers.image.created";
-/// Operating system in the platform of an image that is for every platform.
+/// Value of `os` in the platform of an image that runs on every platform.
 const GENERIC: &str = "generic";
 /// Maximum size of all compressed layers in bytes.
 const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;

@@ -131,7 +131,7 @@ impl Trace {
         }
     }
 
-    /// Returns the values that are masked, with those that were added while the job ran. `None` means that none was added.
+    /// Returns the masked values, including values that were added while the job ran. `None` means that no value was added.
     #[must_use]
     pub fn secrets_with_added(&self) -> Option<Secrets> {
         let inner = self.inner.lock();
@@ -166,7 +166,7 @@ impl Trace {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
         if inner.faulted {
-            // The fault callback has freed space for this text.
+            // The fault callback may have freed space for this text.
             result = inner.sink.append(b"\n").and_then(|()| inner.sink.append(last));
         } else {
             result = result.and_then(|()| inner.write(Stream::Runner, last)).and_then(|()| inner.flush());

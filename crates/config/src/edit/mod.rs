@@ -57,7 +57,7 @@ pub enum EditError {
         /// ID of the process that holds the lock, if it is known.
         pid: Option<u32>,
     },
-    /// The file is not a valid configuration.
+    /// The file is not valid TOML, or a change has made it too large.
     #[error("`{}` cannot be changed because it has errors:\n{}", path.display(), problems.join("\n"))]
     Invalid {
         /// Path of the configuration.
@@ -157,7 +157,7 @@ impl ConfigFile {
     /// Locks and reads the file. A missing file is treated as empty.
     ///
     /// # Errors
-    /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
+    /// [`EditError`] if the file is locked, cannot be read or is not valid TOML.
     pub fn open(path: &Path) -> Result<Self, EditError> {
         Self::open_within(path, LOCK_TIMEOUT)
     }
@@ -165,7 +165,7 @@ impl ConfigFile {
     /// Locks and reads the file like [`ConfigFile::open`], with another timeout for the lock.
     ///
     /// # Errors
-    /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
+    /// As for [`ConfigFile::open`].
     pub fn open_within(path: &Path, wait: Duration) -> Result<Self, EditError> {
         let path = target(path)?;
         let lock = lock::writer(&path, wait)?;
@@ -293,7 +293,7 @@ impl ConfigFile {
         if self.before.as_deref() == Some(text.as_str()) {
             return Ok(());
         }
-        // A defect must not destroy the file: the text to write must be a valid configuration again.
+        // A defect must not destroy the file: the text to write must be valid TOML.
         let loaded = load::parse(&text, &HostFacts::default());
         if loaded.problems.iter().any(|problem| problem.code == "C000" && problem.severity == Severity::Fatal) {
             return Err(invalid(&self.path, &loaded));

@@ -189,7 +189,10 @@ fn too_large_count_is_clamped_with_note() {
         let (text, notes) = google("\"google-project=ci\"", (old, new));
         let key = written.split(" =").next().unwrap();
         let problems = load::parse(&text, &HostFacts::default()).problems;
-        assert!(!problems.iter().any(|problem| problem.code == "C088"), "the written value must be in range: {problems:?}");
+        assert!(
+            !problems.iter().any(|problem| problem.code == "C088"),
+            "the written value must be in range: {problems:?}"
+        );
         check_each(&text, &[written]);
         check_each(&notes, &[&format!("{new} exceeds the maximum 4294967295, which was written; correct {key}")]);
     }
