@@ -62,7 +62,7 @@ pub(crate) async fn start_called(
     ready
 }
 
-/// Starts a service that runs until `end` is stopped. Returns the service, and a failure if it is not ready.
+/// Starts a service that runs until `end` is stopped. Also returns the failure if it is not ready.
 ///
 /// # Errors
 /// [`Failure`] if no process was started.
@@ -160,7 +160,7 @@ impl Start for HostService {
     }
 }
 
-/// Terminates the services of a job at the same time. Prints a warning for each service that ended unexpectedly.
+/// Terminates the services of a job at the same time. Prints a warning for each that ended unexpectedly.
 pub(crate) async fn terminate(context: &Context) {
     let services = std::mem::take(&mut *context.services.lock());
     for service in &services {

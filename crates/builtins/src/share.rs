@@ -96,7 +96,7 @@ impl JobResources {
     }
 }
 
-/// Returns the resource usage of a job or of a service that ran for `wall`. All processes must have ended.
+/// Returns the resource usage of a job or service that ran for `wall`. All processes must have ended.
 ///
 /// `network` is `None` for a service, or if the traffic cannot be counted.
 pub(crate) fn usage(processes: &Processes, network: Option<&JobNetwork>, wall: Duration) -> ResourceUsage {

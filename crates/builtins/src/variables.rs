@@ -60,7 +60,8 @@ pub struct Variables {
     changed: Mutex<HashMap<&'static str, String>>,
     /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
     from_gitlab_env: Mutex<Vec<(String, String)>>,
-    /// Variables that Muster or steps of the operator have added. They replace all others, so that a job cannot change them.
+    /// Variables that Muster or steps of the operator have added.
+    /// They replace all others, so that a job cannot change them.
     added: Mutex<Vec<JobVariable>>,
 }
 
@@ -107,7 +108,7 @@ impl Variables {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns all variables except those of [`Variables::set`]. The value of a file variable is its content.
+    /// Returns all variables except those of [`Variables::set`]. A file variable has its content as value.
     pub(crate) fn current(&self) -> Vec<Variable> {
         let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),

@@ -85,7 +85,8 @@ impl Transport {
         }
     }
 
-    /// Queries Amazon for the region of a bucket, without credentials. `None` if Amazon cannot be reached or returns no region.
+    /// Queries Amazon for the region of a bucket, without credentials.
+    /// `None` if Amazon cannot be reached or returns no region.
     pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
         let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
         let answer = call.send().await;

@@ -161,7 +161,8 @@ impl Store {
         self.root().join("marks.json")
     }
 
-    /// Deletes the references that are older than `max_age`. Marks unused objects, and deletes those that were marked long enough ago.
+    /// Deletes the references that are older than `max_age`.
+    /// Marks unused objects, and deletes those that were marked long enough ago.
     ///
     /// # Errors
     /// [`ChunkError::Busy`] if another process is deleting unused objects of the store, or another [`ChunkError`].

@@ -202,7 +202,8 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the entry of a file without its content. `None` means that the file was removed, or is a socket, a pipe or a device.
+/// Returns the entry of a file without its content.
+/// `None` means that the file was removed, or is a socket, a pipe or a device.
 fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     use std::os::unix::fs::MetadataExt;
     let full = root.join(path);
@@ -225,7 +226,8 @@ fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     }))
 }
 
-/// Opens a regular file. `None` means that the file was removed, or replaced by a link, a directory or a device.
+/// Opens a regular file.
+/// `None` means that the file was removed, or replaced by a link, a directory or a device.
 fn open(path: &Path) -> Result<Option<File>, SaveError> {
     match muster_files::open(path) {
         Err(FileError { problem: Problem::NotRegular(_), .. }) => Ok(None),

@@ -182,7 +182,7 @@ impl Store {
         Ok(references.into_iter().take(max).map(|(reference, ..)| reference).collect())
     }
 
-    /// Returns the references, each with its path and the time of its last save. Damaged references are left out.
+    /// Returns the valid references, each with its path and the time of its last save.
     ///
     /// # Errors
     /// [`ChunkError::Read`]

@@ -369,7 +369,7 @@ pub struct RunnerSettings {
     /// `[runners.custom]`. `None` if the file has no such table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom: Option<Box<CustomSettings>>,
-    /// `[runners.autoscaler]`, or converted `[runners.machine]`. Not stored with a job, because it has secrets.
+    /// `[runners.autoscaler]`, or converted `[runners.machine]`. It has secrets, so no job stores it.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
     /// `[runners.ssh]`. Not stored with a job, because it has secrets.

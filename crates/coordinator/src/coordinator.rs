@@ -193,7 +193,7 @@ impl Coordinator {
     /// Runs a finished job again: a new job of the same name replaces it. Returns the ID of the new job.
     ///
     /// # Errors
-    /// [`CoordinatorError::Rejected`] if the job has not ended or was skipped, [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::Rejected`] if the job has not ended, was skipped, or was already retried; [`CoordinatorError::NotFound`].
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
         self.execute(|reply| Command::RetryJob { job, reply }).await
     }

@@ -92,7 +92,7 @@ async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the result of a program from its exit status. `removed` is the earlier result of [`remove_exit_code`].
+/// Returns the result of a program that has ended. `removed` is the earlier result of [`remove_exit_code`].
 async fn interpret(status: ExitStatus, dir: &Path, removed: Result<(), Failure>) -> Result<(), Failure> {
     match status.code() {
         Some(0) => Ok(()),

@@ -100,7 +100,8 @@ impl DriverState {
         ProgramRun { args: vec![script.into(), name.into()], ..run }.run(&context.processes, stop).await
     }
 
-    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Only its timeout stops `cleanup_exec`.
+    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory.
+    /// Only its timeout stops `cleanup_exec`.
     ///
     /// # Errors
     /// [`Failure`] of the program.

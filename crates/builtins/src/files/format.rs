@@ -27,7 +27,7 @@ impl Format {
         }
     }
 
-    /// Returns the cache format with this name, as in `CACHE_COMPRESSION_FORMAT`. Case is ignored; an empty name means zip.
+    /// Returns the format that `CACHE_COMPRESSION_FORMAT` names. Case is ignored; an empty name means zip.
     #[must_use]
     pub fn of_cache(name: &str) -> Option<Self> {
         if name.is_empty() { Some(Self::Zip) } else { Self::of_archive(&name.to_ascii_lowercase()) }

@@ -269,7 +269,8 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     out
 }
 
-/// Returns the files that git does not track, including ignored files. If git fails, prints a warning and returns none.
+/// Returns the files that git does not track, including ignored files.
+/// If git fails, prints a warning and returns none.
 async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("failed to store or read the list of untracked files");
@@ -289,7 +290,8 @@ async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Resu
 mod tests {
     use super::*;
 
-    /// Selects files in a directory with some text files and the link `a/link` to `a/b`. Returns the selected paths, and the messages.
+    /// Selects files in a directory with some text files and the link `a/link` to `a/b`.
+    /// Returns the selected paths, and the messages.
     fn found(paths: &[&str], exclude: &[&str]) -> (Vec<String>, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         for path in ["a/one.txt", "a/b/two.txt", "a/b/three.log", "top.txt", "a/.hidden"] {

@@ -85,7 +85,8 @@ impl<'a> GitDir<'a> {
         Ok(tips.into_iter().filter(|tip| !missing.contains(tip)).collect())
     }
 
-    /// Returns whether the mirror has the commit `sha` and the objects that `refs` point to. Their history is not checked.
+    /// Returns whether the mirror has the commit `sha` and the objects that `refs` point to.
+    /// Their history is not checked.
     pub(super) async fn has_objects(&self, refs: &Refs, sha: &str, stop: &StopToken) -> Result<bool, Failure> {
         let all = refs.0.iter().map(|(hash, _)| hash.as_str()).chain([sha]);
         Ok(self.missing(all, stop).await?.is_empty())
@@ -118,7 +119,8 @@ impl<'a> GitDir<'a> {
         Ok(Refs(names.collect()))
     }
 
-    /// Returns whether the server has all refs that the job names without wildcards. Returns false if the server cannot be queried.
+    /// Returns whether the server has all refs that the job names without wildcards.
+    /// Returns false if the server cannot be queried.
     pub(super) async fn server_has(&self, refspecs: &[Refspec], stop: &StopToken) -> Result<bool, Failure> {
         let url = without_credentials(&self.inputs.repo_url);
         let names: Vec<&str> =

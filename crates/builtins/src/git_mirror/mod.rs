@@ -66,7 +66,7 @@ impl Builtin<Context> for GitMirror {
     }
 }
 
-/// Makes sure that the mirror has the commit, and creates the view. Returns the line for the log, and the view.
+/// Makes sure that the mirror has the commit, and creates the view. Returns a log line and the view.
 async fn prepare(
     inputs: &GitMirror,
     context: &Arc<Context>,

@@ -49,7 +49,7 @@ pub(super) struct ServiceCall {
     pub(super) command: Vec<String>,
     /// Name for the log. Empty means the name of the program.
     pub(super) name: String,
-    /// TCP port on which the program must accept connections, on the loopback address. 0 means that no port is checked.
+    /// TCP port of the loopback address that must accept connections. 0 means that no port is checked.
     pub(super) port: u16,
     pub(super) env: BTreeMap<String, String>,
     pub(super) timeout: String,

@@ -208,7 +208,8 @@ impl Mirror {
         }
     }
 
-    /// Forgets the refs of a damaged mirror. Also removes the content, unless another job holds the lock of the mirror.
+    /// Forgets the refs of a damaged mirror.
+    /// Also removes the content, unless another job holds the lock of the mirror.
     pub(crate) fn discard_content(&self, mirrors: &Mirrors) {
         mirrors.forget(&self.dir);
         let cleared = named_lock::try_lock(&self.root, &self.name, Kind::Exclusive)

@@ -28,7 +28,7 @@ impl Refspec {
         (both && same).then(|| Self { source: source.to_owned(), destination: destination.to_owned() })
     }
 
-    /// Maps the name of a server's ref to its name in the job's repository. `None` means that the refspec does not match.
+    /// Returns the name of a server's ref in the job's repository. `None` means that it does not match.
     pub(crate) fn destination(&self, name: &str) -> Option<String> {
         match self.source.split_once('*') {
             None => (name == self.source).then(|| self.destination.clone()),

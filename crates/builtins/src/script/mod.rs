@@ -148,7 +148,8 @@ impl ScriptFrame<'_> {
     }
 }
 
-/// Returns the failure about missing shells. In a container, it is a configuration error, because the job has chosen the image.
+/// Returns the failure about missing shells.
+/// In a container, it is a configuration error, because the job has chosen the image.
 fn no_shell(context: &Context, names: &[&str]) -> Failure {
     let message = shell_not_found(names, context.image());
     if context.image().is_empty() { Failure::System(message) } else { Failure::Configuration(message) }

@@ -34,7 +34,7 @@ pub struct StepFetcher {
     pub cache: Arc<StepCache>,
     /// Directory for the content of this job. It is created if necessary, and may contain files of the job.
     pub directory: PathBuf,
-    /// URLs of the job's own GitLab server, in addition to `CI_SERVER_URL`. These servers get the token of the job.
+    /// URLs of the job's GitLab server, in addition to `CI_SERVER_URL`. They get the token of the job.
     pub servers: Vec<String>,
     /// Certificates for the job's own server. Other servers do not get the client certificate.
     pub tls: TlsFiles,

@@ -81,7 +81,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Returns a client of the repository, with credentials from variables or else the Docker configuration.
+/// Returns a client of the repository, with credentials from variables or the Docker configuration.
 pub(crate) async fn open(
     fetcher: &StepFetcher,
     repository: Repository,

@@ -42,7 +42,8 @@ impl FileStamp {
     }
 }
 
-/// State of a directory after a restore: one item for the root, then one for each entry of its tree. `None` means unknown.
+/// State of a directory after a restore: one item for the root, then one for each entry of its tree.
+/// `None` means unknown.
 #[derive(Debug, Default)]
 pub(super) struct FileStamps(Vec<Option<FileStamp>>);
 

@@ -131,7 +131,8 @@ impl Trace {
         }
     }
 
-    /// Returns the masked values, including values that were added while the job ran. `None` means that no value was added.
+    /// Returns the masked values, including values that were added while the job ran.
+    /// `None` means that no value was added.
     #[must_use]
     pub fn secrets_with_added(&self) -> Option<Secrets> {
         let inner = self.inner.lock();

@@ -115,7 +115,8 @@ impl<'a> Packs<'a> {
         Ok(())
     }
 
-    /// Returns the packs of earlier saves, each with the number of bytes that the cache uses. The least used pack is first.
+    /// Returns the packs of earlier saves, each with the number of bytes that the cache uses.
+    /// The least used pack is first.
     pub(super) fn used_by_old(&self) -> Vec<(u32, u64)> {
         let mut used: HashMap<u32, u64> = HashMap::new();
         for chunk in &self.chunks {

@@ -199,7 +199,8 @@ impl ConfigFile {
         self.document.to_string()
     }
 
-    /// Adds an entry to `[[runners]]` after the others, and returns its index. An empty file first gets `concurrent` and `check_interval`.
+    /// Adds an entry to `[[runners]]` after the others, and returns its index.
+    /// An empty file first gets `concurrent` and `check_interval`.
     pub fn add_runner(&mut self, entry: Table) -> usize {
         let root = self.document.as_table_mut();
         if root.is_empty() {

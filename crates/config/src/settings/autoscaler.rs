@@ -14,8 +14,8 @@ pub struct AutoscalerSettings {
     pub plugin: String,
     /// Configuration of the plugin as JSON. `null` means none.
     pub plugin_config: serde_json::Value,
-    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`). A new token does not change such a prefix,
-    /// because existing machines have it in their names.
+    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`).
+    /// A new token does not change such a prefix, because existing machines have it in their names.
     pub has_token_prefix: bool,
     pub connector: ConnectorSettings,
     /// Instance groups that substitute for each other. If empty, the fields above describe the only group.

@@ -16,7 +16,7 @@ const UNBLOCKING_CAPABILITIES: [&str; 4] = ["ALL", "NET_ADMIN", "NET_RAW", "SYS_
 pub struct PreparedContainers {
     /// Maximum number of containers of the runner that wait for a job on one machine.
     pub max_containers: u32,
-    /// Number of jobs per prepared container: one container is prepared for each `min_uses` jobs within the window.
+    /// Number of jobs within the window for which one container is prepared.
     pub min_uses: u32,
     /// Seconds for which a job counts.
     pub window_s: u32,
@@ -36,7 +36,7 @@ pub struct DockerSettings {
     pub tls_cert_path: String,
     /// Whether the engine's certificate is verified.
     pub tls_verify: bool,
-    /// Image of jobs that do not specify one. Empty means that such jobs fail.
+    /// Image of jobs that do not specify one. Empty means that such jobs fail, unless `host_without_image` is set.
     pub image: String,
     /// Whether jobs without an image run without containers. Set by `muster ci` only.
     pub host_without_image: bool,

@@ -75,7 +75,7 @@ pub(super) fn generate(
     Ok(frame::text(session, context, &target, body, files))
 }
 
-/// Generates the script that removes the files of the work tree after a failed attempt to get the sources.
+/// Generates the script that empties the work tree after a failed attempt to get the sources.
 pub(super) fn clear_worktree(session: &DriverState, context: &Context) -> String {
     let (project_dir, temp_dir) = directories(session);
     let target = Target { project_dir: &project_dir, temp_dir: &temp_dir };

@@ -114,7 +114,8 @@ impl Compressor {
     }
 }
 
-/// Returns a compressor of whole files, with the next lower level of libdeflate, if there is one. Its output is about as large as zlib's.
+/// Returns a compressor of whole files. It has the next lower level of libdeflate, if there is one:
+/// the output is then about as large as zlib's.
 fn whole(level: u32) -> io::Result<WholeCompressor> {
     let level = i32::try_from(level.saturating_sub(1).max(1)).map_err(io::Error::other)?;
     let level = CompressionLvl::new(level);
