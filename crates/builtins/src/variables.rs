@@ -103,7 +103,7 @@ impl Variables {
         self.resolved(temp_dir).into_iter().map(|(key, value)| (key.into(), Value::String(value.into()))).collect()
     }
 
-    /// Sets a variable. The value replaces the one from the payload.
+    /// Sets a variable. It replaces the variable of the payload.
     pub fn set(&self, key: &'static str, value: &str) {
         self.changed.lock().insert(key, value.to_owned());
     }
@@ -179,7 +179,7 @@ impl Variables {
     /// Reads the variables that the job has written to `GITLAB_ENV` so far. Blocks the calling thread.
     ///
     /// # Errors
-    /// The file cannot be read. It is not an error if it does not exist.
+    /// The file exists but cannot be read.
     pub fn read_gitlab_env(&self, temp_dir: &Path) -> Result<(), FileError> {
         let path = temp_dir.join(ENV_FILE);
         let read = open_in(temp_dir, ENV_FILE).and_then(|file| read_open(file, &path, ENV_FILE_LIMIT));

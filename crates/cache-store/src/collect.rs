@@ -70,8 +70,8 @@ impl CacheStore {
         Ok(collections)
     }
 
-    /// Returns whether the store was collected too recently, perhaps by another manager. Each pass writes the list of marks, so the list is as
-    /// old as the last pass.
+    /// Returns whether the store was collected too recently, perhaps by another manager.
+    /// Each collection writes the list of marks, so the list is as old as the last collection.
     async fn is_recent(
         &self,
         bucket: &dyn ObjectStore,

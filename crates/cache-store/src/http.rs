@@ -1,5 +1,4 @@
-//! HTTP client of the stores: for credentials, roles and the collection of unused objects. The caches are transferred by the agents, with other
-//! clients.
+//! HTTP client for the manager's own requests to the stores. Agents transfer the caches with other clients.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::CacheStoreError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer in bytes.
+/// Maximum size of an answer in bytes, unless the caller sets another one.
 const MAX_ANSWER_BYTES: u64 = 32 << 20;
 
 /// Returns the settings for retries of requests. There are few retries, because a job waits for its credentials.

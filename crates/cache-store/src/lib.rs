@@ -216,7 +216,8 @@ async fn sign(
     Ok(signer.signed_url_opts(method, path, expires_in, &options).await?)
 }
 
-/// Returns the metadata header with the human-readable key of the cache. `None` if a header cannot contain the key.
+/// Returns the metadata header with the human-readable key of the cache.
+/// `None` if the key is empty or too long, or a header cannot contain it.
 fn metadata(name: &'static str, cache_key: &str) -> Option<(&'static str, String)> {
     let fits = cache_key.len() <= MAX_METADATA_BYTES
         && !cache_key.is_empty()

@@ -52,7 +52,7 @@ impl std::fmt::Debug for Restore<'_> {
 pub struct Restored {
     /// Entries that were skipped.
     pub skipped: SkippedEntries,
-    /// Length of the chunks that the existing files did not have, in bytes.
+    /// Length of the chunks that were read from packs, in bytes.
     pub loaded: u64,
 }
 

@@ -40,7 +40,7 @@ pub fn system_id(directory: &Path) -> String {
     id
 }
 
-/// Returns the ID in `directory` if it was created on another machine, as in a disk image that was cloned after its first start (check C027).
+/// Returns the ID in `directory` if it was derived from the ID of another machine (check C027).
 #[must_use]
 pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;

@@ -43,7 +43,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     }
 }
 
-/// Returns a lock without effect, for a file that does not exist and cannot be created. No other process can use such a file.
+/// Returns a lock without effect, for a file that does not exist and cannot be created.
 fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError> {
     let null = File::open("/dev/null");
     null.map(|file| ConfigLock { _file: file }).map_err(|_| EditError::Io {

@@ -11,8 +11,8 @@
 //!
 //! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
 //! - A save writes a new file beside the old one, syncs it and renames it, so a crash or a full disk leaves either the old file or the
-//!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed. A file that is
-//!   itself a mount point cannot be replaced, so it is overwritten.
+//!   new one. The mode is kept, and the owner if the process may set it. A new file has mode 0600 in a directory with mode 0700. Symbolic
+//!   links are followed. A file that is itself a mount point cannot be replaced, so it is overwritten.
 //! - Writers exclude each other by a lock file, `.<name>.lock`. [`lock_for_manager`] takes the lock of a running manager.
 //! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved
 //!   ([`EditError::ModifiedConcurrently`]).
@@ -247,7 +247,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Replaces the token of an entry.
+    /// Replaces the token of an entry, its times and, if the new one is known, the ID.
     ///
     /// Returns C023 if the old token was a reference to the environment, because the new token is then in the file itself.
     ///

@@ -18,7 +18,7 @@ fn random(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Creates files of all kinds, some of them larger than a block. Returns their paths.
+/// Creates a directory with files and a link. Some files are larger than a block. Returns all paths.
 fn create(root: &Path) -> Vec<PathBuf> {
     let block = usize::try_from(BLOCK_BYTES).unwrap();
     let text = |length: usize| b"some text of a file, ".iter().copied().cycle().take(length).collect::<Vec<_>>();
@@ -131,7 +131,7 @@ fn archive_with_more_than_65535_entries_is_readable() {
     fs::write(from.path().join("a"), "content").unwrap();
     let files = vec![PathBuf::from("a"); 70_000];
     let archive = zip::ZipArchive::new(io::Cursor::new(packed(from.path(), &files, Format::Zip)));
-    // The reader indexes entries by name.
+    // The reader counts entries of the same name once.
     assert_eq!(archive.unwrap().len(), 1);
 }
 
