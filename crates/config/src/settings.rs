@@ -68,7 +68,7 @@ pub const MIN_HOLD: Duration = Duration::from_secs(10);
 
 /// Default of [`Settings::answer_timeout`].
 ///
-/// No front end holds a request without a queue version: GitLab looks for a job, or is slow, and ends the request after a minute.
+/// No front end holds a request without a queue version. GitLab ends such a request after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executors that run jobs in containers: on this host, and on instances.

@@ -9,9 +9,9 @@
 //!   -> send the answers, publish the events, start compiling child configurations
 //!   -> remove finished pipelines from memory
 //! ```
-//! If the write fails, answers that report a change become errors, and assignments are rolled back. The rows stay marked as changed, and
-//! the next write includes them. Until a write succeeds, memory holds changes that are neither in the database nor reported to any
-//! caller, and no job is assigned.
+//! If the write fails, answers that report a change become errors, and assignments and new pipelines are rolled back. The rows stay marked
+//! as changed, and the next write includes them. Until a write succeeds, memory holds changes that are neither in the database nor reported
+//! to any caller, and no job is assigned.
 
 use std::sync::Arc;
 use std::time::Duration;

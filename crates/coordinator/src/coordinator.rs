@@ -249,7 +249,7 @@ impl Coordinator {
     /// [`CoordinatorError::NotFound`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
         match self.execute(|reply| Command::Pipeline { pipeline, reply }).await {
-            // Finished pipelines are only in the store.
+            // A finished pipeline may be in the store only.
             Err(CoordinatorError::NotFound(_)) => self.stored_pipelines.pipeline(pipeline).await,
             answer => answer,
         }

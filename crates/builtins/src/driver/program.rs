@@ -81,7 +81,7 @@ impl ProgramRun<'_> {
     }
 }
 
-/// Removes the file with the exit code that an earlier program reported. Usually there is no file.
+/// Removes the file with the exit code that an earlier program reported.
 async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
     let path = ProgramRun::exit_code_file(dir);
     match tokio::fs::remove_file(&path).await {

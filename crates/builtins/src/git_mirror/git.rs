@@ -217,9 +217,9 @@ impl<'a> GitDir<'a> {
         options
     }
 
-    /// Returns the environment of the agent, without its `GIT_` variables.
+    /// Returns the environment of the agent without its `GIT_` variables, and with the job's token.
     ///
-    /// The job's variables are not included, because they could make git execute a command outside of the job's container.
+    /// Other variables of the job are not included, because they could make git execute a command outside of the job's container.
     fn environment(&self) -> Result<Vec<(OsString, OsString)>, Failure> {
         let base = self.context.processes.environment();
         let mut env: Vec<_> = base.iter().filter(|(key, _)| !key.as_bytes().starts_with(b"GIT_")).cloned().collect();

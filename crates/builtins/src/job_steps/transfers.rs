@@ -50,13 +50,13 @@ fn replace(setting: &mut String, name: &str, input: String, valid: &[&str]) -> R
     Ok(())
 }
 
-/// Restores the caches of the job, or the one with the key of the call.
+/// Restores the caches of the job, or only the cache that the call names.
 pub(super) async fn restore_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.restore, inputs)?;
     CacheRestore { caches }.run(context, stop).await
 }
 
-/// Saves the caches of the job, or the one with the key of the call.
+/// Saves the caches of the job, or only the cache that the call names.
 pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.save, inputs)?;
     let has_uploads = |cache: &&CacheEntry| {
@@ -83,7 +83,7 @@ fn cache_name(cache: &CacheEntry) -> &String {
     cache.names.first().unwrap_or(&cache.key)
 }
 
-/// Downloads the artifacts of the job's dependencies, or of the one with the name of the call.
+/// Downloads the artifacts of the job's dependencies, or only of the job that the call names.
 pub(super) async fn download_artifacts(
     context: &Arc<Context>,
     inputs: &Inputs,

@@ -27,7 +27,7 @@ impl LineTimestamper {
         Self { tag, line: Vec::new(), continues: false }
     }
 
-    /// Processes more of the stream. All lines that end in it have the same time.
+    /// Processes more of the stream. All lines that end in `bytes` have the same time.
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let time = now();
         let mut rest = bytes;

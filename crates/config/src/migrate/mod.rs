@@ -280,7 +280,7 @@ fn group_of(
 fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
         Some(OptionTarget::Secret(target)) => {
-            format!("{option}: kept in this file, so other users must not be able to read it; without docker-machine, put it into {target}")
+            format!("{option}: kept in this file, which other users must not be able to read; without docker-machine, put the value into {target}")
         }
         to => note(option, value, to),
     }));
