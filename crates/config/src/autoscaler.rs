@@ -350,7 +350,7 @@ timeout = "3m"
         assert_eq!(runner.on_instances, jobs);
         let without_isolation = load_runner(&text.replace("enabled = true\nnesting", "nesting"));
         assert!(without_isolation.autoscaler.as_ref().unwrap().isolation.is_none());
-        assert_eq!(without_isolation.on_instances, jobs, "the job settings do not depend on vm_isolation.enabled");
+        assert_eq!(without_isolation.on_instances, jobs, "vm_isolation.enabled must not change the job settings");
     }
 
     #[test]

@@ -109,7 +109,7 @@ mod tests {
         assert!(is_from_other_machine("s_a25ec89402b4", machine));
         assert!(!is_from_other_machine("s_a25ec89402b3", machine));
         assert!(!is_from_other_machine("r_a25ec89402b4", machine), "a random ID is not derived from a machine");
-        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an ID");
+        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an ID cannot detect another one");
     }
 
     #[test]
