@@ -103,7 +103,7 @@ async fn prepare(
         let created = if plan.bare {
             create_work_dir(context, &stop).await
         } else if steps.iter().any(Step::is_by_operator) {
-            // The operator's steps run in this directory before the checkout, which would otherwise create it.
+            // The operator's steps run in this directory, before the checkout creates it.
             context.create_project_dir(&stop).await
         } else {
             Ok(())

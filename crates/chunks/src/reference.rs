@@ -85,7 +85,7 @@ pub(crate) fn is_level_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
 }
 
-/// Returns whether a save can create an object of this name. It ends with `-index` or a pack's number.
+/// Returns whether a save can create an object of this name. Such a name ends with `-index` or a number.
 pub(crate) fn is_object_name(name: &str) -> bool {
     let is_end = |end: &str| end == "index" || !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
     is_level_name(name) && name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end))

@@ -101,7 +101,7 @@ impl HostFacts {
     }
 }
 
-/// Path of the system's configuration file, which a service uses.
+/// Path of the configuration file that a service uses.
 const SYSTEM_CONFIG: &str = "/etc/gitlab-runner/config.toml";
 
 #[cfg(unix)]

@@ -399,7 +399,7 @@ impl Actor {
         })));
     }
 
-    /// Stages the answer to a call that only reads, which does not depend on the write.
+    /// Stages the answer to a call that only reads. The answer does not depend on the write.
     pub(crate) fn reply_read_only<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |_| {
             let _ = reply.send(result);

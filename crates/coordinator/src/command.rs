@@ -1,4 +1,4 @@
-//! Commands to the actor. Most have a channel for the answer, which is sent after the changes that it reports have been stored.
+//! Commands to the actor. Most have a channel for the answer. An answer is sent after the changes that it reports have been stored.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{JobRequestAnswer, ServiceError};

@@ -235,7 +235,7 @@ impl Coordinator {
         Ok(self.store.events_after(sequence, limit).await?)
     }
 
-    /// Deletes the events up to and including `sequence`, which their reader has processed.
+    /// Deletes the events up to and including `sequence`. Their reader has processed them.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].

@@ -83,7 +83,8 @@ struct Channel {
 
 /// Masks the output of a stream.
 ///
-/// Preparing the search for the secrets takes time. It is therefore prepared at the next output, and not for each value that the job adds.
+/// Preparing the search for the secrets takes time. The search is therefore prepared at the next output, not for each value that the job
+/// adds.
 #[derive(Default)]
 struct StreamMasker(Option<Masker>);
 

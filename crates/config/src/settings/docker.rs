@@ -80,7 +80,7 @@ pub struct DockerSettings {
     pub volume_keep: bool,
     /// Whether volumes without a source exist for one job only.
     pub disable_cache: bool,
-    /// Directory on the engine's machine for volumes without a source. Empty means volumes of the engine.
+    /// Directory on the engine's machine for volumes that later jobs reuse. Empty means volumes of the engine.
     pub cache_dir: String,
     /// Network of the containers. Empty means the default bridge, or a network for each job (FF_NETWORK_PER_BUILD).
     pub network_mode: String,
