@@ -1,4 +1,4 @@
-//! Settings for unpacking archives of artifacts and caches. The crate `muster-archive` unpacks them safely.
+//! Settings for unpacking archives of artifacts and caches.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -9,7 +9,7 @@ use muster_archive::{Format, Limit, Limits, Root, SkippedEntries, UnpackError, c
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
-/// Source of the limits of an extraction. The error about an exceeded limit names the setting that raises it.
+/// Source of the limits of an extraction, for the error about an exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitsFrom {
     /// `[runners.unpack]` in config.toml.
@@ -31,7 +31,7 @@ pub struct Extraction {
     pub root_trust: Root,
     /// Limits for each archive.
     pub limits: Limits,
-    /// Source of the limits, for the message about an exceeded limit.
+    /// Source of the limits.
     pub limits_from: LimitsFrom,
 }
 

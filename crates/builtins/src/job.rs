@@ -28,19 +28,19 @@ use crate::job_steps;
 use crate::service;
 use crate::share::{self, JobResources};
 
-/// Maximum time to remove the job's temporary files. Only a file system that does not respond needs longer.
+/// Maximum time to remove the job's temporary files.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Result of a job whose trace is closed.
+/// Result of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobOutcome {
     /// Success or failure.
     pub outcome: Outcome,
-    /// Message of the failure, as in the last line of the trace. Empty for success.
+    /// Message of the failure. Empty for success.
     pub message: String,
-    /// Results of all steps.
+    /// Results of the steps.
     pub tree: StepNode,
-    /// Resource usage of the job. `None` means that it is unknown, because the agent could not execute the job or was killed.
+    /// Resource usage of the job. `None` means unknown.
     pub used: Option<ResourceUsage>,
 }
 
@@ -103,7 +103,7 @@ async fn prepare(
         let created = if plan.bare {
             create_work_dir(context, &stop).await
         } else if steps.iter().any(Step::is_by_operator) {
-            // The operator's steps run in this directory before the checkout, which would otherwise create it.
+            // The operator's steps run in this directory, before the checkout creates it.
             context.create_project_dir(&stop).await
         } else {
             Ok(())
@@ -138,7 +138,7 @@ fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Res
     })
 }
 
-/// Creates the project directory for a bare plan: a step file, or the steps of a job in a container.
+/// Creates the project directory for a bare plan, such as the steps of a job in a container.
 async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
@@ -150,8 +150,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process runs as root.
 ///
-/// When a later job runs as another user, all files are given to that user, unless the directory already belongs to that user. The
-/// directory must therefore belong to root. Otherwise, files that this job creates as root would keep their owner.
+/// A later job as another user changes the owner of all files, unless the directory already belongs to that user. In that case, the files
+/// that this job creates as root would keep their owner.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

@@ -2,8 +2,8 @@
 //!
 //! Each step implements `muster_steps::builtin::Builtin` for its inputs, and is listed in [`registry`].
 //!
-//! Invariants: everything that a job prints is written through [`trace::Trace`], so that no masked value reaches the log (J6 of
-//! ARCHITECTURE.md). An optional stage, such as a cache, never fails the job.
+//! Invariant: everything that a job prints is written through [`trace::Trace`], so that no masked value reaches the log (J6 of
+//! ARCHITECTURE.md).
 
 mod agent_process;
 mod agent_resources;

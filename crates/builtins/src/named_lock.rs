@@ -59,7 +59,8 @@ pub(crate) async fn lock(root: &Path, name: &str, kind: Kind, timeout: Duration)
     }
 }
 
-/// Takes the lock of a subdirectory. Returns `None` if another job holds it, or has removed the lock file in the meantime.
+/// Takes the lock of a subdirectory.
+/// Returns `None` if another process holds the lock, or has removed the lock file in the meantime.
 ///
 /// # Errors
 /// The error of the system.

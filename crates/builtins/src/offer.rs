@@ -1,7 +1,6 @@
-//! Values of the inputs for steps of the operator that replace built-in steps.
+//! Inputs for steps of the operator that replace built-in steps (docs/reference/replaceable-steps.md).
 //!
-//! Each replaceable step has a module `offer`. The names and meaning of the inputs are documented in docs/reference/replaceable-steps.md: a
-//! change of one breaks steps of operators.
+//! A change of the name or meaning of an input breaks the steps of operators.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::context::Context;
 
-/// Returns the paths of the certificates for a server. A path is empty if there is no such certificate.
+/// Returns the paths of the certificates and the key for a server. The path of a missing file is empty.
 pub(crate) fn certificates(context: &Context, tls: &Tls) -> Map<String, Value> {
     let files = context.tls_files(tls);
     let path = |file: Option<PathBuf>| json!(file.as_deref().unwrap_or(Path::new("")).to_string_lossy());

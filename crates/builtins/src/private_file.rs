@@ -10,14 +10,13 @@ pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     create(path)?.write_all(content)
 }
 
-/// Creates an empty private file, and opens it for writing. Whatever exists at the path is removed first, so that the mode is right and no
-/// symbolic link is followed.
+/// Creates an empty private file, and opens it for writing. What exists at the path is removed first.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     remove(path)?;
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Removes the file at the path if it exists. The job can have created a directory there.
+/// Removes what exists at the path: a file, a link, or a directory that the job created.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -25,7 +25,7 @@ impl Restored {
     /// # Errors
     /// The error of the system.
     pub(crate) fn now(archive: &Metadata, directory: &Path) -> io::Result<Self> {
-        // The time must come from the file system's clock, which can differ from this process's clock and is coarser.
+        // The time must come from the file system's clock. This process's clock is finer, and can differ.
         let at = change_time(&tempfile::tempfile_in(directory)?.metadata()?);
         Ok(Self { archive: identity(archive), at })
     }

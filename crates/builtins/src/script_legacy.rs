@@ -1,8 +1,8 @@
-//! `builtin://script_legacy`: the step as which gitlab-runner sends a script if `FF_SCRIPT_TO_STEP_MIGRATION` is on (docs/spec/steps.md,
+//! `builtin://script_legacy`: the step in which gitlab-runner runs a script if `FF_SCRIPT_TO_STEP_MIGRATION` is on (docs/spec/steps.md,
 //! section 8.6).
 //!
-//! The shell runs the same script frame as the scripts of a job. Before that, it reads the variables that an earlier script of the job wrote
-//! to `GITLAB_ENV`. The shell reads the file, not the agent, because the job chooses its path.
+//! The shell first reads the variables that an earlier script of the job wrote to `GITLAB_ENV`. The agent does not read this file, because
+//! the job chooses the path.
 
 use muster_agent_api::builtin::Script;
 use muster_steps::bundled::BundledCall;
@@ -73,7 +73,7 @@ fn push_env_file(text: &mut String, directory: &str) {
     text.push_str(
         "\nif [ -f \"$GITLAB_ENV\" ]; then\nwhile IFS= read -r _runner_line || [ -n \"$_runner_line\" ]; do\n",
     );
-    // A shell ends if it must export an invalid name or a read-only variable. A line without `=` equals its part before the first `=`.
+    // A shell ends if it must export an invalid name or a read-only variable. The first pattern matches a line without `=`.
     text.push_str("case \"${_runner_line%%=*}\" in\n\"$_runner_line\" | '' | [0-9]* | *[!A-Za-z0-9_]*");
     READ_ONLY.iter().for_each(|name| text.extend([" | ", name]));
     text.push_str(") ;;\n*) export \"$_runner_line\" ;;\nesac\ndone < \"$GITLAB_ENV\"\nfi\n");

@@ -1,4 +1,4 @@
-//! `builtin://service`: starts a service for the job, such as a database, on the machine of the job. The operator sets its command.
+//! `builtin://service`: starts a service for the job, such as a database, on the machine of the job.
 //!
 //! ```text
 //! port is free -> process starts in an empty directory -> port accepts a connection -> the job's steps -> process terminated
@@ -31,14 +31,13 @@ use crate::context::Context;
 use crate::running_service::{RunningService, Tail};
 use crate::share;
 
-/// Delay between two attempts to connect. A service does not announce that it is ready.
+/// Delay between two attempts to connect.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 #[async_trait]
 impl Builtin<Context> for HostService {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // A service of the operator also serves `after_script`, which runs after a stop of the job. A slow service can still become ready
-        // while the job continues.
+        // The service also serves `after_script`, so a stop of the job does not end it. A slow service is kept, because it can become ready later.
         let (running, ready) = start(self, StopToken::new(), context, stop).await?;
         context.services.lock().push(running);
         ready
@@ -48,7 +47,7 @@ impl Builtin<Context> for HostService {
 /// Starts a service of a list of steps. It runs until `stop` is stopped, or until the end of the job. Returns when the service is ready.
 ///
 /// # Errors
-/// [`Failure`] if the service is not ready in time. Its processes have then ended, so that another attempt can use the port.
+/// [`Failure`] if the service cannot be started or is not ready in time. Its processes have then ended.
 pub(crate) async fn start_called(
     service: &HostService,
     context: &Arc<Context>,
@@ -63,7 +62,7 @@ pub(crate) async fn start_called(
     ready
 }
 
-/// Starts a service that runs until `end` is stopped. Returns the service when it is ready, or with the reason why it is not.
+/// Starts a service that runs until `end` is stopped. Also returns the failure if it is not ready.
 ///
 /// # Errors
 /// [`Failure`] if no process was started.
@@ -161,7 +160,7 @@ impl Start for HostService {
     }
 }
 
-/// Terminates the services of a job at the same time. Prints a warning for each service that ended before the job.
+/// Terminates the services of a job at the same time. Prints a warning for each that ended unexpectedly.
 pub(crate) async fn terminate(context: &Context) {
     let services = std::mem::take(&mut *context.services.lock());
     for service in &services {

@@ -29,7 +29,7 @@ pub(crate) struct JobResources {
     sticky: Option<StickyDir>,
 }
 
-/// Gives the job's processes their share of the machine. Returns an error message if the system does not permit it.
+/// Gives the job's processes their share of the machine. Returns a message if that failed.
 #[must_use]
 pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<String> {
     if share.cgroup.is_empty() {
@@ -96,9 +96,9 @@ impl JobResources {
     }
 }
 
-/// Returns the resource usage of a job or of a service, which took `wall`. All its processes must have ended.
+/// Returns the resource usage of a job or service that ran for `wall`. All processes must have ended.
 ///
-/// `network` is `None` if the traffic cannot be counted, or belongs to the job as a whole.
+/// `network` is `None` for a service, or if the traffic cannot be counted.
 pub(crate) fn usage(processes: &Processes, network: Option<&JobNetwork>, wall: Duration) -> ResourceUsage {
     let counters = processes.usage_counters();
     let traffic = network.map(JobNetwork::traffic);

@@ -1,12 +1,12 @@
 //! Sticky contexts: directories that the jobs of one project and protection level share on a machine.
 //!
 //! ```text
-//! <root>/<name>/       directory of one context; a job can use only the context that its request names
+//! <root>/<name>/       directory of one context
 //! <root>/<name>.lock   locked (shared) while jobs use the directory; the modification time is the time of the last use
 //! ```
 //!
 //! After each job, contexts whose last use is too long ago are removed. Then the least recently used ones are removed until the
-//! rest is small enough. A context that a job uses is never removed. The system releases the lock of a process that ended.
+//! rest is small enough. A context that a job uses is not removed. The system releases the lock of a process that ended.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;

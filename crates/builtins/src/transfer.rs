@@ -74,7 +74,7 @@ pub(crate) mod test_support {
 
     use super::*;
 
-    /// Context with only a directory, which records the messages.
+    /// Context with only a directory. It records the messages.
     #[derive(Debug)]
     pub(crate) struct RecordingContext {
         root: PathBuf,

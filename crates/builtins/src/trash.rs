@@ -43,7 +43,7 @@ impl Trash {
         self.discard_from(path, path)
     }
 
-    /// Moves or removes `path`, which is `base` itself or inside it. It is moved to `<base>.trash`.
+    /// Moves `path` to `<base>.trash`, or removes it. `path` is `base` itself or inside `base`.
     ///
     /// # Errors
     /// As for [`Trash::discard`].
@@ -57,7 +57,7 @@ impl Trash {
         for _ in 0..MAX_ATTEMPTS {
             let moved = match fs::create_dir(&trash_dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
-                // A job may have created a symbolic link here, which would move the leftovers elsewhere.
+                // A job may have created a symbolic link here. The link would lead the leftovers elsewhere.
                 Err(_) if !fs::symlink_metadata(&trash_dir).is_ok_and(|found| found.is_dir()) => {
                     fs::remove_file(&trash_dir).and(Err(io::ErrorKind::NotFound.into()))
                 }

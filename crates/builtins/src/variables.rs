@@ -60,7 +60,8 @@ pub struct Variables {
     changed: Mutex<HashMap<&'static str, String>>,
     /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
     from_gitlab_env: Mutex<Vec<(String, String)>>,
-    /// Variables that steps of the operator have added. They replace all others, so that a job cannot change them.
+    /// Variables that Muster or steps of the operator have added.
+    /// They replace all others, so that a job cannot change them.
     added: Mutex<Vec<JobVariable>>,
 }
 
@@ -90,7 +91,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Returns the value that the payload has for a variable that is not a file variable.
+    /// Returns the value of a variable in the payload. Ignores file variables.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
@@ -102,12 +103,12 @@ impl Variables {
         self.resolved(temp_dir).into_iter().map(|(key, value)| (key.into(), Value::String(value.into()))).collect()
     }
 
-    /// Sets a variable. The value replaces the one from the payload.
+    /// Sets a variable. It replaces the variable of the payload.
     pub fn set(&self, key: &'static str, value: &str) {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns the variables for a second agent that runs steps of the job. Those of [`Variables::set`] are left out.
+    /// Returns all variables except those of [`Variables::set`]. A file variable has its content as value.
     pub(crate) fn current(&self) -> Vec<Variable> {
         let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
@@ -158,7 +159,7 @@ impl Variables {
     /// A file is missing if its variable was added, or if a script or a cleanup job of the machine has removed the file.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// As for [`Variables::write_files`].
     pub fn restore_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         let is_missing = |path: &Path| matches!(path.symlink_metadata(), Err(e) if e.kind() == io::ErrorKind::NotFound);
         if is_missing(temp_dir) {
@@ -178,7 +179,7 @@ impl Variables {
     /// Reads the variables that the job has written to `GITLAB_ENV` so far. Blocks the calling thread.
     ///
     /// # Errors
-    /// The file cannot be read. It is not an error if it does not exist.
+    /// The file exists but cannot be read.
     pub fn read_gitlab_env(&self, temp_dir: &Path) -> Result<(), FileError> {
         let path = temp_dir.join(ENV_FILE);
         let read = open_in(temp_dir, ENV_FILE).and_then(|file| read_open(file, &path, ENV_FILE_LIMIT));
@@ -192,10 +193,9 @@ impl Variables {
         Ok(())
     }
 
-    /// Empties the temporary directory.
+    /// Empties the temporary directory, which is kept for the next job.
     ///
-    /// The directory itself is kept for the next job, as the checkout is: recreating it would be most of the file system work of a
-    /// small job. It is removed if the job has replaced it or changed its permissions.
+    /// The directory is removed if the job has replaced it or changed its permissions, or if it cannot be emptied.
     ///
     /// # Errors
     /// A file cannot be removed.
@@ -260,7 +260,7 @@ impl Variables {
             let path = path.map(|path| path.to_string_lossy().into_owned());
             (variable.key.clone().into(), path.unwrap_or_else(|| variable.value.clone()).into())
         }));
-        // An environment cannot represent such names and values.
+        // Environment variables cannot have such names and values.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
     }
@@ -318,7 +318,7 @@ fn create_private_dir(directory: &Path, root: &Root) -> io::Result<()> {
             if fs::symlink_metadata(directory)?.is_dir() {
                 return Ok(());
             }
-            // Another job put something else in place of the directory.
+            // A job has created a file or a link in place of the directory.
             fs::remove_file(directory)?;
             fs::DirBuilder::new().mode(TEMP_DIR_MODE).create(directory)
         }
@@ -369,7 +369,7 @@ mod tests {
         for change in changes {
             variables.write_files(&temp, &Root::Chosen).unwrap();
             change();
-            // A symbolic link is not cleaned up here, as if a job of another project had created it.
+            // `write_files` must also replace a symbolic link that was not cleaned up.
             if !temp.is_symlink() {
                 Variables::clear_files(&temp).unwrap();
             }
@@ -421,7 +421,7 @@ mod tests {
         assert_eq!((&values["A"], &values["NEW"]), (&"added".into(), &temp.join("NEW").to_str().unwrap().into()));
         let current = variables.current();
         let last = |key: &str| current.iter().rev().find(|variable| variable.key == key).unwrap();
-        assert_eq!((last("A").value.as_str(), last("NEW").file), ("added", true), "for a second agent");
+        assert_eq!((last("A").value.as_str(), last("NEW").file), ("added", true));
     }
 
     #[test]

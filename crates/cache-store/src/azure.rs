@@ -122,7 +122,7 @@ impl Azure {
 /// Adds the query of a shared access signature for one blob.
 fn sign_with_key(url: &mut Url, key: &hmac::Key, resource: &str, permissions: &str, expires_in: Duration) {
     let expiry = OffsetDateTime::from(SystemTime::now() + expires_in);
-    // A time after the year 9999 cannot be formatted. No job lasts that long.
+    // A time after the year 9999 cannot be formatted.
     let expiry = expiry.replace_nanosecond(0).unwrap_or(expiry).format(&Rfc3339).unwrap_or_default();
     // The empty fields are: the start time; the stored policy, addresses, protocols; the snapshot, the encryption scope, and five response
     // headers.

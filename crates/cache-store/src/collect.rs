@@ -40,7 +40,7 @@ pub struct CollectOptions {
 
 impl CacheStore {
     /// Deletes the unused objects of all chunk stores below `prefix`, which is the part of their names before `/chunks/`.
-    /// Returns the name and the figures of each store.
+    /// Returns the name and the figures of each collected store.
     ///
     /// # Errors
     /// [`CacheStoreError`]. The chunk stores before the one that failed were collected, and those after it were not.
@@ -70,8 +70,8 @@ impl CacheStore {
         Ok(collections)
     }
 
-    /// Returns whether the store was collected too recently, perhaps by another manager. Each pass writes the list of marks, so the list is as
-    /// old as the last pass.
+    /// Returns whether the store was collected too recently, perhaps by another manager.
+    /// Each collection writes the list of marks, so the list is as old as the last collection.
     async fn is_recent(
         &self,
         bucket: &dyn ObjectStore,

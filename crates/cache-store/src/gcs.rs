@@ -68,7 +68,7 @@ impl Gcs {
         Ok(Self { signer: builder.build()?, emulator })
     }
 
-    /// Returns the client with the credentials of the manager.
+    /// Returns the client for requests of the manager.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
         self.emulator.as_ref().unwrap_or(&self.signer)
     }

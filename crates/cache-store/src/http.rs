@@ -1,5 +1,4 @@
-//! HTTP client of the stores: for credentials, roles and the collection of unused objects. The caches are transferred by the agents, with other
-//! clients.
+//! HTTP client for the manager's own requests to the stores. Agents transfer the caches with other clients.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::CacheStoreError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer in bytes. The largest answers are pages of lists, which have up to 5000 objects at Azure.
+/// Maximum size of an answer in bytes, unless the caller sets another one.
 const MAX_ANSWER_BYTES: u64 = 32 << 20;
 
 /// Returns the settings for retries of requests. There are few retries, because a job waits for its credentials.
@@ -25,9 +24,10 @@ pub(crate) fn retries() -> RetryConfig {
     RetryConfig { backoff, max_retries: 2, retry_timeout: Duration::from_secs(8) }
 }
 
-/// HTTP client with the manager's certificates and proxies.
+/// HTTP client of the manager.
 #[derive(Debug, Clone)]
 pub(crate) struct Transport {
+    /// Client for URLs with TLS. It uses the proxies of the environment.
     proxied: reqwest::Client,
     /// Client without a proxy, for all URLs without TLS. The metadata services of machines cannot be reached through a proxy.
     direct: reqwest::Client,
@@ -84,7 +84,8 @@ impl Transport {
         }
     }
 
-    /// Returns the region of a bucket, which Amazon returns without credentials. `None` if Amazon cannot be reached or returns no region.
+    /// Queries Amazon for the region of a bucket, without credentials.
+    /// `None` if Amazon cannot be reached or returns no region.
     pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
         let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
         let answer = call.send().await;

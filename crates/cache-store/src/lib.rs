@@ -6,8 +6,8 @@
 //!
 //! [`CacheStore::collect`] deletes what no cache needs anymore.
 //!
-//! The manager has the keys of the store. An agent gets URLs that are valid for one object, one method and the time of its job, so no
-//! job can read or change the caches of another project.
+//! The manager has the keys of the store. An agent gets URLs that are valid for one object and a limited time, so no job can read or change
+//! the caches of another project.
 
 mod azure;
 mod collect;
@@ -64,7 +64,7 @@ pub enum CacheStoreError {
     Role {
         /// ARN of the role.
         role: String,
-        /// Reason, from the answer of the server.
+        /// Error of the request, or of the answer.
         reason: String,
     },
     /// The HTTP client cannot be created.
@@ -119,7 +119,7 @@ impl CacheStore {
     /// Opens a store. No request is sent, except that Amazon is queried for the region of an S3 bucket whose settings contain none.
     ///
     /// # Errors
-    /// [`CacheStoreError`] if the settings are not valid.
+    /// [`CacheStoreError`] if the settings are not valid, or the HTTP client cannot be created.
     pub async fn open(settings: &CacheStoreSettings) -> Result<Self, CacheStoreError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let kind = match settings {
@@ -216,7 +216,8 @@ async fn sign(
     Ok(signer.signed_url_opts(method, path, expires_in, &options).await?)
 }
 
-/// Returns the metadata header with the human-readable key of the cache. `None` if a header cannot contain the key.
+/// Returns the metadata header with the human-readable key of the cache.
+/// `None` if the key is empty or too long, or a header cannot contain it.
 fn metadata(name: &'static str, cache_key: &str) -> Option<(&'static str, String)> {
     let fits = cache_key.len() <= MAX_METADATA_BYTES
         && !cache_key.is_empty()

@@ -118,16 +118,16 @@ impl Sweep {
 pub struct Collection {
     /// Number of referenced objects, and their total size in bytes.
     pub used: (u64, u64),
-    /// Number of objects that were deleted, and their total size in bytes.
+    /// Number of objects that the pass deletes, and their total size in bytes.
     pub deleted: (u64, u64),
-    /// Number of objects that are marked.
+    /// Number of objects that are marked after the pass.
     pub marked: u64,
-    /// Number of references that were deleted because of their age.
+    /// Number of references that the pass deletes because of their age.
     pub expired: u64,
 }
 
 impl Collection {
-    /// Returns the figures of a pass.
+    /// Returns the figures of a pass. `expired` is 0.
     #[must_use]
     pub fn of(sweep: &Sweep, listed: &[Listed], used: &HashSet<String>) -> Self {
         let sum = |objects: &mut dyn Iterator<Item = &Object>| {
@@ -161,10 +161,11 @@ impl Store {
         self.root().join("marks.json")
     }
 
-    /// Deletes the references that are older than `max_age`, and the objects that no reference contains.
+    /// Deletes the references that are older than `max_age`.
+    /// Marks unused objects, and deletes those that were marked long enough ago.
     ///
     /// # Errors
-    /// [`ChunkError`]. [`ChunkError::Busy`] if another process is deleting unused objects of the store.
+    /// [`ChunkError::Busy`] if another process is deleting unused objects of the store, or another [`ChunkError`].
     pub fn collect(
         &self,
         now: SystemTime,
@@ -204,7 +205,7 @@ impl Store {
     /// Plans a pass without changing anything.
     ///
     /// # Errors
-    /// [`ChunkError::Read`]
+    /// [`ChunkError`] if the store cannot be read.
     pub fn plan(&self, now: SystemTime, grace: Duration) -> Result<(Sweep, Collection), ChunkError> {
         let marks = self.marks();
         let listed = self.listed()?;

@@ -171,7 +171,7 @@ impl Index {
         self.chunks.get(usize::try_from(position).ok()?)
     }
 
-    /// Returns whether this index and `other` have the same files. The times and the places of chunks may differ.
+    /// Returns whether this index and `other` have the same files. Times of files and places of chunks may differ.
     pub(crate) fn has_same_files(&self, other: &Self) -> bool {
         if self.entry_count != other.entry_count || self.bytes != other.bytes {
             return false;

@@ -34,7 +34,7 @@ impl Known {
             self.packs.push(pack.clone());
             u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
         });
-        // If two indexes declare different sizes of one pack, one of the two is damaged, and the size of the first one is used.
+        // If two indexes declare different sizes of one pack, one index is damaged. The size in the first index is used.
         if self.packs.get(number as usize) == Some(pack) {
             self.chunks.entry(chunk.hash).or_insert(Chunk { pack: number, ..*chunk });
         }

@@ -6,8 +6,8 @@
 //!                                                            `----------> reference of the key, written last and replaced atomically
 //! ```
 //!
-//! A chunk is named by the hash of its content, and is stored once, in a pack. An index describes all files of a cache and names the packs
-//! that contain their chunks, including packs of earlier saves. The reference of a cache key names its index, with the hash of the index. So every
+//! A chunk is named by the hash of its content, and is stored in a pack. An index describes all files of a cache and names the packs that
+//! contain their chunks, including packs of earlier saves. The reference of a cache key names its index, with the hash of the index. So every
 //! byte that is restored was compared with a hash, and damage is found before a file gets its content.
 //!
 //! Objects are in a directory ([`Store`]), or in an object store with the same names. Each protection level has separate objects. A chunk of
@@ -38,13 +38,13 @@ pub use save::{Save, SaveError, Saved};
 pub use spool::{Download, Spool, downloads};
 pub use store::{Store, directories};
 
-/// Hash of the content of a chunk or an index (BLAKE3).
+/// Hash of the content of a chunk (BLAKE3).
 pub type Hash = [u8; 32];
 
 /// Error of a store.
 #[derive(Debug, thiserror::Error)]
 pub enum ChunkError {
-    /// A reference or an index is not what was saved.
+    /// A reference or an index is invalid.
     #[error("the cache is damaged: {0}")]
     Damaged(String),
     /// A file cannot be read.

@@ -23,7 +23,7 @@ pub struct Object {
     pub size: u64,
 }
 
-/// Content of a cache key.
+/// Index and packs of the current cache of a key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reference {
@@ -85,8 +85,7 @@ pub(crate) fn is_level_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
 }
 
-/// Returns whether a save can create an object with this name: it ends with `-index` or the number of a pack. Ordinary files do not have
-/// such names, so a collection deletes none of them if a job replaced the directory of the objects.
+/// Returns whether a save can create an object of this name. Such a name ends with `-index` or a number.
 pub(crate) fn is_object_name(name: &str) -> bool {
     let is_end = |end: &str| end == "index" || !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
     is_level_name(name) && name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end))

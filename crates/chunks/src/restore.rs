@@ -52,7 +52,7 @@ impl std::fmt::Debug for Restore<'_> {
 pub struct Restored {
     /// Entries that were skipped.
     pub skipped: SkippedEntries,
-    /// Length of the chunks that the existing files did not have, in bytes.
+    /// Length of the chunks that were read from packs, in bytes.
     pub loaded: u64,
 }
 
@@ -179,11 +179,10 @@ fn is_chunk(file: &File, at: u64, chunk: &Chunk, buffer: &mut Vec<u8>) -> io::Re
 
 /// Returns for each chunk of the index whether a restore to `into` must load it.
 ///
-/// A restore loads the chunks of a file of the cache that the existing file at its path does not contain, or all if there is no such file or
-/// it cannot be read.
+/// A restore loads the chunks that the existing file at the same path does not contain. If there is no readable file, it loads all chunks.
 ///
 /// # Errors
-/// [`UnpackError::Stopped`], or [`UnpackError::NoThread`].
+/// [`UnpackError::Stopped`], [`UnpackError::NoThread`], or [`UnpackError::Broken`] if the index is invalid.
 pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync)) -> Result<Vec<bool>, UnpackError> {
     let mut missing = vec![false; index.chunks.len()];
     thread::scope(|scope| {

@@ -44,7 +44,7 @@ pub enum SaveError {
     /// No thread can be started, or compression failed.
     #[error("failed to compress files")]
     Compress(#[source] io::Error),
-    /// The new objects cannot be written.
+    /// Error of the store.
     #[error(transparent)]
     Store(#[from] ChunkError),
 }
@@ -67,7 +67,7 @@ pub struct Save<'a> {
     pub id: &'a str,
     /// Size in bytes from which a pack is complete.
     pub pack_bytes: u64,
-    /// Maximum number of packs. The last one is as large as necessary.
+    /// Maximum number of new packs. The last one is as large as necessary.
     pub max_packs: usize,
     /// Level of zstd.
     pub level: i32,
@@ -134,9 +134,9 @@ impl Save<'_> {
         Ok(Saved { reference: Some(reference), packs: new, bytes })
     }
 
-    /// Copies chunks to the new packs from those old packs of which the cache uses least.
+    /// Copies the used chunks of the least used old packs to the new packs.
     ///
-    /// Copies at most a hundredth of the bytes that the cache uses of old packs.
+    /// Copies at most a hundredth of the bytes that the cache uses in old packs.
     fn compact(&self, packs: &mut Packs<'_>) -> Result<(), SaveError> {
         let used = packs.used_by_old();
         let budget = used.iter().map(|(_, bytes)| bytes).sum::<u64>() / COMPACTION_DIVISOR;
@@ -202,7 +202,8 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the entry of a file without its content. `None` means that it was removed, or is a socket, a pipe or a device.
+/// Returns the entry of a file without its content.
+/// `None` means that the file was removed, or is a socket, a pipe or a device.
 fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     use std::os::unix::fs::MetadataExt;
     let full = root.join(path);
@@ -225,7 +226,8 @@ fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     }))
 }
 
-/// Opens a regular file. `None` means that it was removed since it was found, or replaced by a link, a directory or a device.
+/// Opens a regular file.
+/// `None` means that the file was removed, or replaced by a link, a directory or a device.
 fn open(path: &Path) -> Result<Option<File>, SaveError> {
     match muster_files::open(path) {
         Err(FileError { problem: Problem::NotRegular(_), .. }) => Ok(None),
@@ -233,7 +235,7 @@ fn open(path: &Path) -> Result<Option<File>, SaveError> {
     }
 }
 
-/// Returns `None` if the file was removed since it was found, as temporary files are, or if a file replaced a directory above it.
+/// Returns `None` if the file was removed, or if a directory of its path was replaced by a file.
 fn unless_removed<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, SaveError> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -108,7 +108,7 @@ impl Store {
     /// Reads the index that a reference names.
     ///
     /// # Errors
-    /// [`ChunkError::Damaged`] also if the index does not exist.
+    /// [`ChunkError`]. A missing index is [`ChunkError::Damaged`].
     pub fn index(&self, reference: &Reference, limits: &Limits) -> Result<Index, ChunkError> {
         let object = read(&self.object(&reference.index.name), MAX_INDEX_BYTES)?;
         let object = object.ok_or_else(|| ChunkError::damaged("its index does not exist"))?;
@@ -182,7 +182,7 @@ impl Store {
         Ok(references.into_iter().take(max).map(|(reference, ..)| reference).collect())
     }
 
-    /// Returns the reference of each key, its path, and the time of its last save. Damaged references are left out.
+    /// Returns the valid references, each with its path and the time of its last save.
     ///
     /// # Errors
     /// [`ChunkError::Read`]

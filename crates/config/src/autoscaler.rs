@@ -48,7 +48,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
 
 /// Returns the settings of a `[[runners]]` entry for jobs that run on instances.
 ///
-/// Returns the default settings if the executor does not use instances.
+/// Returns the default settings if the entry has no autoscaler, or the executor does not use it.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();
@@ -341,7 +341,7 @@ timeout = "3m"
             connector,
         };
         assert!(found.isolation == Some(wanted));
-        assert_eq!(found.sticky, None, "a job's leftovers are deleted with its machine");
+        assert_eq!(found.sticky, None, "vm_isolation must disable sticky contexts");
         let jobs = OnInstances {
             image: "ubuntu-$VERSION".to_owned(),
             allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],
@@ -350,7 +350,7 @@ timeout = "3m"
         assert_eq!(runner.on_instances, jobs);
         let without_isolation = load_runner(&text.replace("enabled = true\nnesting", "nesting"));
         assert!(without_isolation.autoscaler.as_ref().unwrap().isolation.is_none());
-        assert_eq!(without_isolation.on_instances, jobs, "the job settings do not depend on vm_isolation.enabled");
+        assert_eq!(without_isolation.on_instances, jobs, "vm_isolation.enabled must not change the job settings");
     }
 
     #[test]

@@ -12,8 +12,7 @@ use crate::settings::{
 
 /// Default of `ChunksGcGrace`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
-/// General address of Amazon S3, as in gitlab-runner's documentation. It has the same effect as no address: the bucket's region
-/// selects the server.
+/// General address of Amazon S3, as documented by gitlab-runner. The bucket's region selects the server.
 const AMAZON: &str = "s3.amazonaws.com";
 
 /// Returns the settings of a runner's caches.
@@ -72,7 +71,8 @@ fn s3(table: &Table) -> Option<S3Settings> {
     })
 }
 
-/// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the credentials come from the environment.
+/// Returns whether the access key of `[runners.cache.s3]` is used.
+/// Otherwise, the environment or the machine has the credentials.
 ///
 /// As in gitlab-runner, a key without `ServerAddress` is used only if `AuthenticationType` requires it.
 pub(super) fn has_access_key(s3: &Table) -> bool {

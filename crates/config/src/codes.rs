@@ -64,7 +64,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C020", Error, "A runner without a token"),
     ("C021", Error, "Whitespace around token or URL, or invalid URL"),
     ("C022", Error, "`$VAR` in token or URL is not set"),
-    ("C023", Warning, "A `$VAR` token is replaced by its value when it is saved"),
+    ("C023", Warning, "A new token replaces a `$VAR` reference in the file"),
     ("C024", Warning, "The URL ends with `/ci`"),
     ("C025", Warning, "Two runners share a token"),
     ("C026", Fatal, "Registration flag together with an authentication token"),

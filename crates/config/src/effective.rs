@@ -45,7 +45,7 @@ impl fmt::Display for Origin {
 pub struct Effective {
     /// Full name of the key, such as `runners.docker.image`.
     pub key: String,
-    /// Index of the `[[runners]]` entry.
+    /// Index of the `[[runners]]` entry. `None` means a global key.
     pub runner: Option<usize>,
     /// Printable value. A secret is masked.
     pub value: String,

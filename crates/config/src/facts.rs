@@ -18,7 +18,7 @@ pub struct HostFacts {
     pub zones: Vec<PathBuf>,
     /// Name of the user, for messages.
     pub user: String,
-    /// Path of the system's file if it exists, but the process used the user's own file because it does not run as root.
+    /// Path of the system's file, if it exists and the process uses the user's own file instead.
     pub system_config: Option<PathBuf>,
     /// Version of Muster, to compare with versions in image names.
     pub version: String,
@@ -101,7 +101,7 @@ impl HostFacts {
     }
 }
 
-/// Path of the system's configuration file, which a service uses.
+/// Path of the configuration file that a service uses.
 const SYSTEM_CONFIG: &str = "/etc/gitlab-runner/config.toml";
 
 #[cfg(unix)]

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - [`schema`] lists all sections and keys as data. [`load`] and [`parse`] report every error as a problem.
-//! - [`edit`] changes one value of a file and keeps every other byte.
+//! - [`edit`] changes values and entries of a file, and keeps every other byte.
 //! - [`migrate`] rewrites `[runners.machine]`.
 //! - [`codes`] numbers the kinds of problems, and `checks` finds them.
 //!

@@ -1,9 +1,9 @@
 //! Converts `[runners.machine]`, the settings of `docker+machine`, to settings of instances from the plugin `docker-machine` (requirement
 //! R025).
 //!
-//! A machine runs one job, so a number of machines is also a number of instances. If `IdleScaleFactor` is set, `IdleCount` is the
-//! maximum number of idle machines, and `IdleCountMin` the minimum. `[runners.autoscaler]` calls the maximum `scale_factor_limit`, and
-//! the minimum `idle_count`.
+//! Machines and instances run one job at a time, so a number of machines is also a number of instances. If `IdleScaleFactor` is set,
+//! `IdleCount` is the maximum number of idle machines, and `IdleCountMin` the minimum. `[runners.autoscaler]` calls the maximum
+//! `scale_factor_limit`, and the minimum `idle_count`.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

@@ -22,7 +22,7 @@ pub struct Problem {
     pub message: String,
     /// How to fix it.
     pub help: Option<String>,
-    /// Index and name of the affected `[[runners]]` entry.
+    /// Index and name of the affected `[[runners]]` entry, if the problem affects one.
     pub runner: Option<(usize, String)>,
     /// Location in the text. `None` if the problem is not about the text.
     pub location: Option<ProblemLocation>,

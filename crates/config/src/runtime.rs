@@ -1,6 +1,4 @@
 //! Checks that need facts which only a running manager or command knows. Each takes the facts and returns the problem.
-//!
-//! The checks are called by commands, the reload, the lowering of a job, and the checks of the file.
 
 use std::time::Duration;
 

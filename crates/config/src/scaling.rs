@@ -127,7 +127,7 @@ fn policy(read: &mut Reader<'_>, request_ahead: bool) -> Policy {
         scale_factor: read.amount("scale_factor").unwrap_or_default(),
         scale_factor_limit: read.count("scale_factor_limit"),
         preemptive: preemptive.unwrap_or(idle_count > 0),
-        // An explicit `preemptive_mode = true` requests jobs for free slots only, without exception.
+        // An explicit `preemptive_mode` disables reserving ahead.
         reserve_ahead: preemptive.is_none() && request_ahead,
         placement: read.one_of("placement", &placements).unwrap_or_default(),
     };

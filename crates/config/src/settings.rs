@@ -68,7 +68,7 @@ pub const MIN_HOLD: Duration = Duration::from_secs(10);
 
 /// Default of [`Settings::answer_timeout`].
 ///
-/// No front end holds a request without a queue version: GitLab looks for a job, or is slow, and ends the request after a minute.
+/// No front end holds a request without a queue version. GitLab ends such a request after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executors that run jobs in containers: on this host, and on instances.
@@ -369,10 +369,10 @@ pub struct RunnerSettings {
     /// `[runners.custom]`. `None` if the file has no such table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom: Option<Box<CustomSettings>>,
-    /// `[runners.autoscaler]`, or converted `[runners.machine]`. Not stored with a job, because it has secrets and can change during the job.
+    /// `[runners.autoscaler]`, or converted `[runners.machine]`. It has secrets, so no job stores it.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
-    /// `[runners.ssh]`. It is not stored with a job, because it has secrets and can change during the job.
+    /// `[runners.ssh]`. Not stored with a job, because it has secrets.
     #[serde(skip)]
     pub ssh: Option<Arc<SshSettings>>,
 }
@@ -474,7 +474,7 @@ mod tests {
         let settings = Settings { runners, ..Settings::new() }.with_unique_keys();
         let keys: std::collections::BTreeSet<_> = settings.runners.iter().map(|runner| &runner.key).collect();
         assert_eq!(keys.len(), 3);
-        assert_eq!(settings.runners[0].key, runner("one", 0).key, "the first one keeps its key");
+        assert_eq!(settings.runners[0].key, runner("one", 0).key, "the first runner must keep its key");
     }
 
     #[test]
@@ -486,8 +486,8 @@ mod tests {
             ..Settings::new()
         };
         let new = new.carry_over(&old);
-        assert_eq!(new.runners[0].key, old.runners[1].key, "the runner is the same, with a new token");
-        assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "nothing has changed");
+        assert_eq!(new.runners[0].key, old.runners[1].key, "a new token must not change the key");
+        assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "unchanged settings must be shared");
         assert_eq!(new.runners[2].key, named("three", "c").key);
     }
 

@@ -40,7 +40,7 @@ pub fn system_id(directory: &Path) -> String {
     id
 }
 
-/// Returns the ID in `directory` if it was created on another machine, as in a disk image that was cloned after its first start (check C027).
+/// Returns the ID in `directory` if it was derived from the ID of another machine (check C027).
 #[must_use]
 pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
@@ -109,7 +109,7 @@ mod tests {
         assert!(is_from_other_machine("s_a25ec89402b4", machine));
         assert!(!is_from_other_machine("s_a25ec89402b3", machine));
         assert!(!is_from_other_machine("r_a25ec89402b4", machine), "a random ID is not derived from a machine");
-        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an ID");
+        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an ID cannot detect another one");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A configuration with resolved names and checked kinds, which everything else in this crate reads.
+//! A configuration with resolved names and checked kinds.
 
 use std::fmt;
 use std::ops::Range;

@@ -4,8 +4,8 @@
 //! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` prints medians and ratios. `PIPELINES` defaults to 100,000.
 //! Each measurement runs in a separate process.
 //!
-//! The memory of one process grows until the page cache of SQLite is full, which is 2 MiB per connection. Nothing else grows with
-//! the number of finished pipelines (`actor::tests::finished_pipelines_leave_nothing_in_memory`).
+//! The memory of one process grows until the page cache of SQLite is full (2 MiB per connection). Nothing else grows with the
+//! number of finished pipelines (`actor::tests::finished_pipelines_leave_nothing_in_memory`).
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for a terminal")]
 

@@ -9,9 +9,9 @@
 //!   -> send the answers, publish the events, start compiling child configurations
 //!   -> remove finished pipelines from memory
 //! ```
-//! If the write fails, answers that report a change become errors, and assignments are rolled back. The rows stay marked as changed, and
-//! the next write includes them. Until a write succeeds, memory holds changes that are neither in the database nor reported to any
-//! caller, and no job is assigned.
+//! If the write fails, answers that report a change become errors, and assignments and new pipelines are rolled back. The rows stay marked
+//! as changed, and the next write includes them. Until a write succeeds, memory holds changes that are neither in the database nor reported
+//! to any caller, and no job is assigned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +72,7 @@ type WriteResult<'a> = Result<(), &'a StoreError>;
 
 /// An answer that is sent after the write.
 pub(crate) enum StagedReply {
-    /// An answer, which becomes an error if the write fails.
+    /// Function that gets the result of the write, and sends an answer.
     Answer(Box<dyn FnOnce(WriteResult<'_>) + Send>),
     /// The ID of a new pipeline. If its caller gets an error, the jobs must not run later.
     Pipeline {
@@ -399,7 +399,7 @@ impl Actor {
         })));
     }
 
-    /// Stages the answer to a call that only reads, which does not depend on the write.
+    /// Stages the answer to a call that only reads. The answer does not depend on the write.
     pub(crate) fn reply_read_only<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |_| {
             let _ = reply.send(result);

@@ -1,7 +1,7 @@
 //! The source of all times that are stored or scheduled. It is a port, so that tests can move the clock instead of waiting.
 //!
-//! Times are UTC in milliseconds, because they are stored and must mean the same after a restart. The system clock is read once and
-//! then follows the monotonic clock, so it never goes backwards within a process.
+//! Times are UTC in milliseconds, because they are stored and must mean the same after a restart. The system time is read once, and then
+//! advanced by the monotonic clock, so that time does not go backwards within a process.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Commands to the actor. Most have a channel for the answer, which is sent after the changes that it reports have been stored.
+//! Commands to the actor. Most have a channel for the answer. An answer is sent after the changes that it reports have been stored.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{JobRequestAnswer, ServiceError};
@@ -209,7 +209,8 @@ pub(crate) enum TokenUse {
     Work,
     /// Upload or download of artifacts (docs/spec/runner-api.md, section 9.2).
     ///
-    /// It postpones the timeout of the job for missing contact. Any machine can do this, so it is not recorded as contact of the manager.
+    /// A transfer postpones the job's timeout for missing contact. It is not recorded as contact of the manager, because any machine can
+    /// transfer files.
     Transfer,
     /// Reading the repository, by the job itself. Does not count as contact of the manager, and does not accept the job.
     Read,

@@ -163,7 +163,7 @@ impl Coordinator {
         self.execute(|reply| Command::CancelPipeline { pipeline, force: false, reply }).await
     }
 
-    /// Cancels a pipeline, and immediately ends the jobs that are being canceled gracefully.
+    /// Cancels a pipeline without waiting for graceful cancellations.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -171,10 +171,10 @@ impl Coordinator {
         self.execute(|reply| Command::CancelPipeline { pipeline, force: true, reply }).await
     }
 
-    /// Cancels one job. `force` immediately ends a job that is being canceled gracefully.
+    /// Cancels one job. `force` does not wait for a graceful cancellation.
     ///
     /// # Errors
-    /// [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::NotFound`], or [`CoordinatorError::Rejected`] if a retry has replaced the job.
     pub async fn cancel_job(&self, job: JobId, force: bool) -> Result<(), CoordinatorError> {
         self.execute(|reply| Command::CancelJob { job, force, reply }).await
     }
@@ -193,7 +193,7 @@ impl Coordinator {
     /// Runs a finished job again: a new job of the same name replaces it. Returns the ID of the new job.
     ///
     /// # Errors
-    /// [`CoordinatorError::Rejected`] if the job has not ended or was skipped, [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::Rejected`] if the job has not ended, was skipped, or was already retried; [`CoordinatorError::NotFound`].
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
         self.execute(|reply| Command::RetryJob { job, reply }).await
     }
@@ -235,7 +235,7 @@ impl Coordinator {
         Ok(self.store.events_after(sequence, limit).await?)
     }
 
-    /// Deletes the events up to and including `sequence`, which their reader has processed.
+    /// Deletes the events up to and including `sequence`. Their reader has processed them.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -249,7 +249,7 @@ impl Coordinator {
     /// [`CoordinatorError::NotFound`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
         match self.execute(|reply| Command::Pipeline { pipeline, reply }).await {
-            // Finished pipelines are only in the store.
+            // A finished pipeline may be in the store only.
             Err(CoordinatorError::NotFound(_)) => self.stored_pipelines.pipeline(pipeline).await,
             answer => answer,
         }

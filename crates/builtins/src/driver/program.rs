@@ -28,10 +28,10 @@ pub(super) struct ProgramRun<'a> {
     /// Key of the program in `[runners.custom]`.
     pub(super) key: &'static str,
     pub(super) program: &'a DriverProgram,
-    /// Arguments after the arguments in the configuration.
+    /// Arguments that follow the arguments in the configuration.
     pub(super) args: Vec<OsString>,
     pub(super) env: Vec<(OsString, OsString)>,
-    /// Working directory, in which the program may write files.
+    /// Working directory, and directory of the file with the exit code.
     pub(super) dir: &'a Path,
     /// File for standard output. `None` means that standard output is written to `log`.
     pub(super) stdout: Option<Arc<File>>,
@@ -81,7 +81,7 @@ impl ProgramRun<'_> {
     }
 }
 
-/// Removes the file with the exit code that an earlier program reported. Usually there is no file.
+/// Removes the file with the exit code that an earlier program reported.
 async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
     let path = ProgramRun::exit_code_file(dir);
     match tokio::fs::remove_file(&path).await {
@@ -92,12 +92,12 @@ async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the result of a program from its exit status. `removed` is the result of [`remove_exit_code`] before its start.
+/// Returns the result of a program that has ended. `removed` is the earlier result of [`remove_exit_code`].
 async fn interpret(status: ExitStatus, dir: &Path, removed: Result<(), Failure>) -> Result<(), Failure> {
     match status.code() {
         Some(0) => Ok(()),
         Some(BUILD_FAILURE) => {
-            // Otherwise, the exit code of an earlier program could count for this program.
+            // If the removal failed, the file may have the exit code of an earlier program.
             removed?;
             Err(Failure::Exit(exit_code(dir).await?))
         }

@@ -34,7 +34,7 @@ impl DriverState {
     /// Creates the driver's directory, with the payload of the job.
     ///
     /// # Errors
-    /// [`Failure::System`] if a file cannot be written.
+    /// [`Failure::System`] if a file cannot be written, or [`Failure::Stopped`].
     pub(super) async fn begin(context: &Context, inputs: &DriverPrepare, stop: &StopToken) -> Result<Self, Failure> {
         let dir = context.temp_dir.join(DIRECTORY);
         let prepared = context.processes.separate_set("driver").map_err(Failure::io("failed to prepare the driver"))?;
@@ -56,10 +56,10 @@ impl DriverState {
         })
     }
 
-    /// Runs `config_exec`, and returns its standard output. Its standard error is written to the log.
+    /// Runs `config_exec`, and returns its standard output. Without `config_exec`, the output is empty.
     ///
     /// # Errors
-    /// [`Failure`] of the program.
+    /// [`Failure`] of the program, or [`Failure::System`] if its output is too long.
     pub(super) async fn config(&self, context: &Context, stop: &StopToken) -> Result<Vec<u8>, Failure> {
         let Some(program) = &self.driver.config else { return Ok(Vec::new()) };
         let (mut output, stdout) =
@@ -100,7 +100,8 @@ impl DriverState {
         ProgramRun { args: vec![script.into(), name.into()], ..run }.run(&context.processes, stop).await
     }
 
-    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Nothing but its timeout stops `cleanup_exec`.
+    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory.
+    /// Only its timeout stops `cleanup_exec`.
     ///
     /// # Errors
     /// [`Failure`] of the program.
@@ -149,7 +150,7 @@ impl DriverState {
             own.insert(format!("CUSTOM_ENV_{key}"), value);
         }
         own.insert("CUSTOM_ENV_CI_JOB_SERVICES".to_owned(), self.services.clone());
-        // An environment cannot represent such names and values.
+        // Environment variables cannot have such names and values.
         own.retain(|key, value| !key.contains(['=', '\0']) && !value.contains('\0'));
         own
     }
@@ -182,7 +183,7 @@ fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
     file?.write_all(payload.as_bytes())
 }
 
-/// Log that writes the output of the cleanup to the agent's log, because the job's log is for the author of the job.
+/// Log that writes the output of `cleanup_exec` to the agent's log.
 pub(super) struct AgentLog;
 
 impl Log for AgentLog {

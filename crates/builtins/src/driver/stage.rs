@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::driver_state::DriverState;
 
-/// Warning about the stage that drivers get under its old name.
+/// Warning about the deprecated name of a stage.
 const OLD_NAME: &str =
     "the driver gets the stage `step_script` under its deprecated name `build_script`; it should accept both names";
 

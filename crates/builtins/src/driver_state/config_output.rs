@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct ConfigOutput {
-    /// Name and version of the driver. `None` means that the log does not name the driver.
+    /// `None` means that the log does not name the driver.
     pub(crate) driver: Option<DriverInfo>,
     /// Name of the host, for the log. `None` or empty means the output of `uname -n` in the environment.
     pub(crate) hostname: Option<String>,
@@ -25,7 +25,7 @@ pub(crate) struct ConfigOutput {
     pub(crate) shell: Option<String>,
 }
 
-/// Name of a driver, for the log.
+/// Name and version of a driver, for the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct DriverInfo {
@@ -47,7 +47,7 @@ impl ConfigOutput {
         serde_json::from_value(Value::Object(members))
     }
 
-    /// Returns the line of the log that names the driver.
+    /// Returns the line of the log about the driver.
     pub(crate) fn title(&self) -> String {
         let info = self.driver.clone().unwrap_or_default();
         let text = |part: Option<String>| part.filter(|text| !text.is_empty());

@@ -15,13 +15,12 @@ pub(crate) use config_output::ConfigOutput;
 #[derive(Debug)]
 pub(crate) struct DriverState {
     pub(crate) driver: Driver,
-    /// Working directory of the programs, which contains their files.
+    /// Working directory of the driver's programs.
     pub(crate) dir: PathBuf,
-    /// Output of the configuration stage.
     pub(crate) output: ConfigOutput,
     /// Directories of the job. `None` means that the configuration stage has not ended.
     pub(crate) binding: Option<Binding>,
-    /// Processes of the preparation, which may run until the cleanup has ended.
+    /// Processes of all programs except `run_exec`. They may run until the cleanup has ended.
     pub(crate) prepared: Processes,
     /// Value of `CI_JOB_SERVICES`.
     pub(crate) services: String,

@@ -97,7 +97,7 @@ mod tests {
                 renameat_with(CWD, &file, CWD, &fifo, RenameFlags::EXCHANGE).unwrap_or_default();
             }
         });
-        all_packed.recv_timeout(std::time::Duration::from_secs(60)).expect("packing waits for a writer");
+        all_packed.recv_timeout(std::time::Duration::from_secs(60)).expect("packing must not wait for a writer");
         swap.join().unwrap();
     }
 
@@ -138,7 +138,7 @@ mod tests {
         assert!(headers.contains(message), "{headers}");
     }
 
-    /// Reading a pipe without a writer blocks, like reading from a network file system whose server is down.
+    /// Reading an empty pipe blocks, like reading from a network file system whose server is down.
     #[tokio::test]
     async fn unreadable_archive_does_not_delay_stopped_job() {
         use crate::transfer::test_support::RecordingContext;
@@ -157,7 +157,7 @@ mod tests {
         }
         let has_ended = work.is_finished();
         drop(writer);
-        assert!(has_ended, "a minute after the stop, the step still waits for the file");
+        assert!(has_ended, "the step must end within a minute of the stop");
         assert_eq!(work.await.unwrap(), Err(Failure::Stopped(muster_job::TerminationCause::TimedOut)));
         let messages = messages.lock().join("\n");
         assert!(

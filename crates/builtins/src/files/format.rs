@@ -16,7 +16,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format of an artifact with this name. An empty name means zip.
+    /// Returns the artifact format with this name. An empty name means zip.
     #[must_use]
     pub fn of_artifact(name: &str) -> Option<Self> {
         match name {
@@ -27,7 +27,7 @@ impl Format {
         }
     }
 
-    /// Returns the format of a cache with this name, as in `CACHE_COMPRESSION_FORMAT`. Case is ignored; an empty name means zip.
+    /// Returns the format that `CACHE_COMPRESSION_FORMAT` names. Case is ignored; an empty name means zip.
     #[must_use]
     pub fn of_cache(name: &str) -> Option<Self> {
         if name.is_empty() { Some(Self::Zip) } else { Self::of_archive(&name.to_ascii_lowercase()) }
@@ -57,7 +57,7 @@ impl Format {
 /// Compression level, as in `ARTIFACT_COMPRESSION_LEVEL` and `CACHE_COMPRESSION_LEVEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// No compression, if the format permits it.
+    /// No compression with deflate, and low compression with zstd.
     Fastest,
     /// Low compression.
     Fast,

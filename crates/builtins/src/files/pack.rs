@@ -17,9 +17,6 @@ use super::{UntilStopped, failure};
 const MAX_THREADS: usize = 16;
 
 /// Packs `files`, whose paths are relative to `root`, into `target`.
-///
-/// # Errors
-/// [`Failure`] if a file cannot be read, the target cannot be written, or the job was stopped.
 pub(crate) fn pack(
     format: Format,
     root: &Path,
@@ -55,9 +52,6 @@ fn for_each_file(
 /// Result of packing one file.
 pub(super) trait PathFailure<T> {
     /// Returns `None` if the file was removed after it was found.
-    ///
-    /// # Errors
-    /// [`Failure`] with the path of the file.
     fn unless_removed(self, file: &Path, stop: &StopToken) -> Result<Option<T>, Failure>;
 }
 
@@ -106,7 +100,7 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
         let content = UntilStopped { content: muster_files::open(&path)?, stop };
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&metadata);
-        // A file may grow or shrink while it is packed, but its content must have the length that the header has.
+        // The content must have the length in the header, even if the file grows or shrinks in the meantime.
         tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeros).take(metadata.len()))
     })?;
     let finished = tar.into_inner().and_then(zstd::Encoder::finish).and_then(|mut out| out.flush());

@@ -230,7 +230,7 @@ fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Returns the leading directories of a pattern that contain no wildcards.
+/// Returns the leading directories of a pattern that contain no wildcards or escapes.
 fn fixed_prefix(pattern: &str) -> PathBuf {
     let parts: Vec<&str> = pattern.split('/').collect();
     let fixed = parts.iter().position(|part| part.contains(['*', '?', '[', '{', '\\'])).unwrap_or(parts.len());
@@ -270,6 +270,7 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
 }
 
 /// Returns the files that git does not track, including ignored files.
+/// If git fails, prints a warning and returns none.
 async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("failed to store or read the list of untracked files");
@@ -289,7 +290,8 @@ async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Resu
 mod tests {
     use super::*;
 
-    /// Selects files in a directory with some text files and the link `a/link` to `a/b`. Returns their paths, and the messages.
+    /// Selects files in a directory with some text files and the link `a/link` to `a/b`.
+    /// Returns the selected paths, and the messages.
     fn found(paths: &[&str], exclude: &[&str]) -> (Vec<String>, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         for path in ["a/one.txt", "a/b/two.txt", "a/b/three.log", "top.txt", "a/.hidden"] {

@@ -7,7 +7,7 @@ use url::Url;
 /// Rules that replace URLs of a job with URLs that contain credentials.
 #[derive(Debug)]
 pub(crate) struct Credentials {
-    /// Replacements, each with the URL or the beginning of a URL that it replaces. The first match is used.
+    /// Pairs of a replacement and the beginning of the URLs to replace. The first match is used.
     rewrites: Vec<(String, String)>,
 }
 
@@ -19,12 +19,12 @@ pub(crate) struct Repository {
 }
 
 impl Credentials {
-    /// Returns the rules. `rewrites` are pairs of a URL with credentials and the beginning of the URLs that it replaces.
+    /// Returns the rules. Each pair has a URL with credentials, and the beginning of the URLs to replace.
     pub(crate) fn new(rewrites: Vec<(String, String)>) -> Self {
         Self { rewrites }
     }
 
-    /// Returns the URL that replaces this one, which may contain credentials.
+    /// Returns the URL after the first matching rule, or the unchanged URL if no rule matches.
     pub(crate) fn rewrite(&self, url: &str) -> String {
         let matching = self.rewrites.iter().find_map(|(to, from)| {
             let rest = url.strip_prefix(from.as_str())?;
@@ -64,7 +64,7 @@ impl Repository {
         }
     }
 
-    /// Returns whether a URL has the same scheme, host and port.
+    /// Returns whether a URL has the scheme, host and port of the repository.
     pub(crate) fn is_at(&self, url: &str) -> bool {
         let origin = |url: &str| Url::parse(url).map(|url| url.origin());
         matches!((origin(&self.url), origin(url)), (Ok(own), Ok(other)) if own == other)

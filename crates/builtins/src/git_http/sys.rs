@@ -12,6 +12,7 @@ pub(super) fn register(transport: fn(&Remote<'_>) -> Result<Transport, git2::Err
         // SAFETY: the parent module calls this function once, before it uses libgit2, and nothing else in the process uses libgit2 before that.
         unsafe { git2::transport::register(scheme, transport) }?;
     }
-    // SAFETY: as above. A job may do everything with its own checkout, so the owner of the checkout does not matter; no command of its configuration is executed.
+    // SAFETY: as above. The owner of a checkout does not matter, because a job may do everything with its own checkout. No command of its
+    // configuration is executed.
     unsafe { git2::opts::set_verify_owner_validation(false) }
 }

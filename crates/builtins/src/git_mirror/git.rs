@@ -50,7 +50,7 @@ impl<'a> GitDir<'a> {
             ));
         }
         let (mirror_dir, temp_dir) = (mirror.clone(), context.temp_dir.clone());
-        // The job's URL rewrites are not used, because its variables can affect them.
+        // URL rewrites of the job are not used, because the variables of the job can affect them.
         let checkout = Checkout {
             repo_url: inputs.repo_url.clone(),
             credential_helper: inputs.credential_helper,
@@ -85,7 +85,8 @@ impl<'a> GitDir<'a> {
         Ok(tips.into_iter().filter(|tip| !missing.contains(tip)).collect())
     }
 
-    /// Returns whether the mirror has a commit and the objects that refs point to. Objects to which these objects refer are not checked.
+    /// Returns whether the mirror has the commit `sha` and the objects that `refs` point to.
+    /// Their history is not checked.
     pub(super) async fn has_objects(&self, refs: &Refs, sha: &str, stop: &StopToken) -> Result<bool, Failure> {
         let all = refs.0.iter().map(|(hash, _)| hash.as_str()).chain([sha]);
         Ok(self.missing(all, stop).await?.is_empty())
@@ -118,7 +119,8 @@ impl<'a> GitDir<'a> {
         Ok(Refs(names.collect()))
     }
 
-    /// Returns whether the server has all refs that a job names. A branch may have been deleted since the job was created.
+    /// Returns whether the server has all refs that the job names without wildcards.
+    /// Returns false if the server cannot be queried.
     pub(super) async fn server_has(&self, refspecs: &[Refspec], stop: &StopToken) -> Result<bool, Failure> {
         let url = without_credentials(&self.inputs.repo_url);
         let names: Vec<&str> =
@@ -215,8 +217,9 @@ impl<'a> GitDir<'a> {
         options
     }
 
-    /// Returns the environment of the agent, without variables that select another repository or other settings. The job's variables are
-    /// missing, because they could make git execute a command outside of the job's container.
+    /// Returns the environment of the agent without its `GIT_` variables, and with the job's token.
+    ///
+    /// Other variables of the job are not included, because they could make git execute a command outside of the job's container.
     fn environment(&self) -> Result<Vec<(OsString, OsString)>, Failure> {
         let base = self.context.processes.environment();
         let mut env: Vec<_> = base.iter().filter(|(key, _)| !key.as_bytes().starts_with(b"GIT_")).cloned().collect();

@@ -1,18 +1,17 @@
-//! `builtin://git_mirror`: the copy of a repository that the jobs of a machine share, so that each commit is fetched once.
+//! `builtin://git_mirror`: a copy of a repository that the jobs of a machine share.
 //!
 //! ```text
 //! server --fetch--> <root>/<name>/objects --hard links--> <root>/<name>/views/<view>/repository --fetch--> .git of the job
 //! ```
 //!
-//! Only this step writes to a mirror. A job gets a view: hard links to the packs of the mirror, and the refs that it may fetch. A container
-//! has the view read-only. Without containers, jobs run as the user of the agent, and could write to any of the agent's files. Therefore
-//! nothing in a mirror is trusted:
+//! A job gets a view: hard links to the packs of the mirror, and the refs that it may fetch. A container has the view read-only. Without
+//! containers, jobs run as the user of the agent, and could write to any of the agent's files. Therefore nothing in a mirror is trusted:
 //!
 //! - Objects are copied by `git fetch`, which computes the name of each object from its content, or are read by libgit2, which compares the
 //!   name with the content. An object with changed content is an error, and the job fetches from the server.
 //! - The refs that jobs get are kept in the memory of the agent ([`crate::mirrors::Mirrors`]), as the server reported them.
-//! - A mirror has no configuration, hooks or refs. Each command of git uses a new directory for them ([`git::GitDir`]).
-//! - The commands of git for a mirror run on the machine itself, outside of any container. So a job's variables do not affect them.
+//! - A mirror has no configuration, hooks or refs. The commands of git for a job use a new directory for them ([`git::GitDir`]).
+//! - The commands of git for a mirror run outside of the job's container, and do not get the job's variables.
 
 mod git;
 
@@ -67,7 +66,7 @@ impl Builtin<Context> for GitMirror {
     }
 }
 
-/// Makes sure that the mirror has the commit, and creates the view. Returns the line for the log.
+/// Makes sure that the mirror has the commit, and creates the view. Returns a log line and the view.
 async fn prepare(
     inputs: &GitMirror,
     context: &Arc<Context>,
@@ -128,7 +127,7 @@ async fn create_view(
 
 /// Fetches from the server.
 ///
-/// If the fetch fails although the server has the refs, the mirror must be damaged: its content is removed, and the fetch is repeated.
+/// If the mirror has commits and the server has the refs, a failed fetch means a damaged mirror: its content is removed, and the fetch is repeated.
 async fn update(
     git: &GitDir<'_>,
     inputs: &GitMirror,

@@ -49,7 +49,7 @@ pub(super) struct ServiceCall {
     pub(super) command: Vec<String>,
     /// Name for the log. Empty means the name of the program.
     pub(super) name: String,
-    /// TCP port on the loopback address that the program must accept connections on. 0 means that nothing is checked.
+    /// TCP port of the loopback address that must accept connections. 0 means that no port is checked.
     pub(super) port: u16,
     pub(super) env: BTreeMap<String, String>,
     pub(super) timeout: String,
@@ -97,8 +97,9 @@ pub(super) fn parsed<T: DeserializeOwned>(inputs: &Map<String, Value>) -> Result
     serde_json::from_value(inputs).map_err(|error| Failure::Step(format!("the inputs are not valid: {error}")))
 }
 
-/// Converts a number without a fraction to an integer. The numbers of expressions are floating-point numbers, which serde does not accept for
-/// an integer.
+/// Converts a whole number up to `u32::MAX` to an integer.
+///
+/// Expressions produce floating-point numbers, and serde does not accept these for an integer.
 fn whole(value: &Value) -> Value {
     match value.as_f64() {
         Some(number) if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) => {

@@ -1,7 +1,7 @@
 //! Built-in steps that lists of steps may call: `builtin://checkout`, `builtin://cache/restore` and others.
 //!
-//! In the plan of a job, the manager sets the inputs of these steps, such as URLs, tokens and paths. The author of a list of steps must not be
-//! able to set them. The inputs of a call are therefore different: they only select from what the job [declares](crate::declared::Declared).
+//! In the plan of a job, the manager sets inputs such as URLs and tokens. The author of a list of steps must not be able to set them, so a
+//! call has other inputs. Many of them select from what the job [declares](crate::declared::Declared).
 
 mod inputs;
 mod transfers;
@@ -32,7 +32,7 @@ type Output = Result<Map<String, Value>, PortError>;
 /// Maximum number of services that the lists of steps of one job start.
 const MAX_CALLED_SERVICES: u32 = 32;
 
-/// Steps that store files of the job elsewhere. The agent does this itself, so it would work even if the job has no network.
+/// Steps with which a job without network could send files elsewhere, because the agent sends them.
 const UPLOADS: [&str; 5] =
     ["artifacts/upload", "cache/save", "step/oci/build", "step/oci/promote", "function/oci/publish"];
 
@@ -47,7 +47,7 @@ struct JobSteps {
 }
 
 impl JobSteps {
-    /// Runs a step of the job. Returns `None` if the name is not that of such a step.
+    /// Runs a built-in step of this crate. Returns `None` for other steps.
     async fn run_step(&self, call: &BundledCall<'_>, stop: &StopToken) -> Option<Result<(), Failure>> {
         let context = &self.context;
         if UPLOADS.contains(&call.name) && context.processes.have_no_network_now() {
@@ -128,7 +128,6 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
         )));
     }
     let service = HostService { title, index, command, env, port, timeout_ms: milliseconds(timeout) };
-    // Like every process of the author, the service ends when the step or the job is stopped.
     service::start_called(&service, context, stop).await.map_err(|failure| match failure {
         // The author of the job chose the program.
         Failure::System(message) => Failure::Step(message),

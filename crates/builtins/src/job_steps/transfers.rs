@@ -14,7 +14,6 @@ use serde_json::{Map, Value};
 use super::inputs::{CacheCall, CheckoutCall, DownloadCall, UploadCall, parsed};
 use crate::context::Context;
 
-/// Inputs of a call.
 type Inputs = Map<String, Value>;
 
 /// Checks out the sources of the job, with the changes of the call.
@@ -51,13 +50,13 @@ fn replace(setting: &mut String, name: &str, input: String, valid: &[&str]) -> R
     Ok(())
 }
 
-/// Restores the caches of the job, or the one with the key of the call.
+/// Restores the caches of the job, or only the cache that the call names.
 pub(super) async fn restore_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.restore, inputs)?;
     CacheRestore { caches }.run(context, stop).await
 }
 
-/// Saves the caches of the job, or the one with the key of the call.
+/// Saves the caches of the job, or only the cache that the call names.
 pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.save, inputs)?;
     let has_uploads = |cache: &&CacheEntry| {
@@ -73,7 +72,7 @@ pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &
     CacheSave { caches }.run(context, stop).await
 }
 
-/// Returns the caches of a call.
+/// Returns the declared caches that a call selects.
 fn selected_caches(declared: &[CacheEntry], inputs: &Inputs) -> Result<Vec<CacheEntry>, Failure> {
     let CacheCall { key } = parsed(inputs)?;
     selected(declared, &key, "cache", "cache", cache_name)
@@ -84,7 +83,7 @@ fn cache_name(cache: &CacheEntry) -> &String {
     cache.names.first().unwrap_or(&cache.key)
 }
 
-/// Downloads the artifacts of the job's dependencies, or of the one with the name of the call.
+/// Downloads the artifacts of the job's dependencies, or only of the job that the call names.
 pub(super) async fn download_artifacts(
     context: &Arc<Context>,
     inputs: &Inputs,

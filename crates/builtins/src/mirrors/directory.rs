@@ -1,4 +1,4 @@
-//! Files of a mirror of a repository. Jobs fetch from views of the mirror, which are hard links to its packs and a list of refs.
+//! Files of a mirror of a repository. Jobs fetch from views of the mirror: hard links to its packs, and a list of refs.
 //!
 //! ```text
 //! <root>/                 only the user of the agent can enter it
@@ -29,7 +29,7 @@ use crate::trash::Trash;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of commits that a fetch offers to the server as already known.
 const MAX_TIPS: usize = 5000;
-/// Limit of the file with these commits.
+/// Limit of the file `tips`.
 const TIPS_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "everything is fetched again" };
 /// Beginning of the names of git's directories for the commands of one job.
 pub(crate) const COMMAND_PREFIX: &str = "git-";
@@ -208,7 +208,8 @@ impl Mirror {
         }
     }
 
-    /// Removes the content of a damaged mirror. Does nothing while another job holds the lock of the mirror.
+    /// Forgets the refs of a damaged mirror.
+    /// Also removes the content, unless another job holds the lock of the mirror.
     pub(crate) fn discard_content(&self, mirrors: &Mirrors) {
         mirrors.forget(&self.dir);
         let cleared = named_lock::try_lock(&self.root, &self.name, Kind::Exclusive)

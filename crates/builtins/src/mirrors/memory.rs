@@ -7,8 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
-/// Maximum size of all remembered lists of refs in bytes. If the list of a commit is forgotten, the next job asks the server for its refs, but
-/// downloads no objects again.
+/// Maximum size of all remembered lists of refs in bytes.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Maximum number of remembered lists.
 const MAX_LISTS: usize = 1000;

@@ -28,7 +28,7 @@ impl Refspec {
         (both && same).then(|| Self { source: source.to_owned(), destination: destination.to_owned() })
     }
 
-    /// Returns the name in the job's repository of a ref of the server. `None` means that the refspec does not match it.
+    /// Returns the name of a server's ref in the job's repository. `None` means that it does not match.
     pub(crate) fn destination(&self, name: &str) -> Option<String> {
         match self.source.split_once('*') {
             None => (name == self.source).then(|| self.destination.clone()),
@@ -55,7 +55,7 @@ pub(crate) fn parse_refspecs(inputs: &GitMirror) -> Result<Vec<Refspec>, Failure
     Ok(refspecs)
 }
 
-/// Returns the refs of the server that refspecs name.
+/// Returns the sources of refspecs.
 pub(crate) fn sources(refspecs: &[Refspec]) -> Vec<String> {
     refspecs.iter().map(|refspec| refspec.source.clone()).collect()
 }

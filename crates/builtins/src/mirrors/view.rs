@@ -18,13 +18,14 @@ const PACK_FILES: [&str; 3] = ["pack", "rev", "idx"];
 
 /// View of a mirror: hard links to its packs, and the refs that the job may fetch.
 ///
-/// Later changes of the mirror do not affect the view. Every user can read its directory, so it can be mounted in a container.
+/// Later changes of the mirror do not affect the view. All users can read its files, so that it can be mounted in a container.
 #[derive(Debug)]
 pub(crate) struct View {
     mirror: Mirror,
     name: String,
     /// Lock file. It shows later agents that the job still runs.
     _lock: File,
+    /// Time in seconds after which unused mirrors are removed. 0 means that they are kept.
     max_age_s: u64,
     /// Whether the content of the mirror must be removed, because the job could not fetch from the view.
     is_broken: bool,

@@ -1,6 +1,6 @@
 //! Builds an image for each platform. Each input file or directory becomes one layer, and the layers that all platforms share come first.
 //!
-//! The layers are in files without names in the job's directory, never in memory.
+//! The layers are stored in files without names, not in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

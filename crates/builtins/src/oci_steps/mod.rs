@@ -86,7 +86,7 @@ impl BundledSteps for OciSteps {
     }
 }
 
-/// Returns a text input without surrounding spaces.
+/// Returns a text input without surrounding spaces. An empty input is an error.
 fn text(call: &BundledCall<'_>, name: &str) -> Result<String, PortError> {
     let text = call.inputs.get(name).map(to_text).unwrap_or_default().trim().to_owned();
     if text.is_empty() {
@@ -95,7 +95,7 @@ fn text(call: &BundledCall<'_>, name: &str) -> Result<String, PortError> {
     Ok(text)
 }
 
-/// Returns the repository with a name.
+/// Parses the name of a repository.
 fn repository(name: &str) -> Result<Repository, PortError> {
     let defaults = Defaults { registry: "docker.io", group: "library" };
     Repository::parse(name, &defaults).map_err(|error| PortError::Failed(error_chain(&error)))

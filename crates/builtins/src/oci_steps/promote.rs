@@ -1,9 +1,8 @@
 //! Publishes an image under its version, and moves the tags of its series: `latest`, `N` and `N.N`.
 //!
 //! Registries cannot change a tag on a condition, so two jobs that publish at the same time could set `latest` to the lower version. Therefore
-//! each job publishes its version first, then moves the tags, and then reads the versions again. If a higher one appeared meanwhile, the job
-//! moves the tags to that one. Whichever job writes last also reads last, and leaves the highest version. Only a job that is stopped between
-//! writing and reading can leave a lower one.
+//! each job publishes its version first, then moves the tags, and then reads the versions again. If a higher version has appeared, the job
+//! moves the tags to that version. The job that writes last also reads last, so it leaves the highest version, unless it is interrupted.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +17,7 @@ use super::version::{ImageVersion, Series};
 use super::{OciSteps, Output, repository, text};
 use crate::step_source::oci;
 
-/// Maximum number of times that the tags of a version's series are moved.
+/// Maximum number of repetitions while other jobs move the same tags.
 const MAX_ROUNDS: usize = 10;
 /// Maximum size of an archive with an image.
 const ARCHIVE_LIMIT: Limit = Limit { bytes: 1024 * 1024 * 1024, remedy: "make the function smaller" };
@@ -74,7 +73,7 @@ fn version(text: &str) -> Result<ImageVersion, PortError> {
     })
 }
 
-/// Moves the tags of the series of which a published version is the highest release, until no other job changes them.
+/// Moves the tags of the series of a published version, and repeats this until no tag changes.
 async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCall<'_>) -> Output {
     let mut moved = BTreeSet::new();
     for _ in 0..MAX_ROUNDS {
@@ -89,9 +88,9 @@ async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCa
     )))
 }
 
-/// Moves the tags of the series to their highest releases. Returns whether a tag has changed.
+/// Moves tags of series to their highest releases. Returns whether a tag has changed.
 ///
-/// Only tags whose highest release is this version are moved, and tags that this job has moved before.
+/// A tag is moved if its highest release is this version, or if this job has moved it before.
 async fn move_once(
     version: &ImageVersion,
     target: &Registry,
@@ -114,7 +113,7 @@ async fn move_once(
     };
     let mut has_changed = false;
     for Series { tag, highest } in version.series(&existing) {
-        // The tag of a series with a higher release is that release's, even if someone has set it to another one.
+        // The job that published the higher release moves this tag.
         if highest != version.tag() && !moved.contains(&tag) {
             continue;
         }

@@ -1,8 +1,7 @@
 //! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
-//! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input, so that no part
-//! of the script is in an argument list (J6 of ARCHITECTURE.md), and so that the shell does nothing before it is in its cgroup. Variables are in the
-//! environment of the shell. The profile of a login shell could overwrite them, so its script sets them again.
+//! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input or a file, so that no part
+//! of the script is in an argument list (J6 of ARCHITECTURE.md).
 
 mod offer;
 mod posix;
@@ -149,7 +148,8 @@ impl ScriptFrame<'_> {
     }
 }
 
-/// Returns the failure of a script for which none of these shells exists. In a container, the job has chosen the image.
+/// Returns the failure about missing shells.
+/// In a container, it is a configuration error, because the job has chosen the image.
 fn no_shell(context: &Context, names: &[&str]) -> Failure {
     let message = shell_not_found(names, context.image());
     if context.image().is_empty() { Failure::System(message) } else { Failure::Configuration(message) }

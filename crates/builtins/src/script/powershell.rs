@@ -28,7 +28,7 @@ const BASE_FLAGS: [&str; 9] = [
     "Bypass",
 ];
 const FILE_FLAGS: [&str; 5] = ["-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-File"];
-/// Command that starts the shell for the script. The script is read from standard input in UTF-8, which must be configured first.
+/// Commands that configure UTF-8, and start the shell that reads the script from standard input.
 const BOOTSTRAP: &str = "$OutputEncoding = [console]::InputEncoding = [console]::OutputEncoding = \
                          New-Object System.Text.UTF8Encoding\r\n\
                          pwsh -NoProfile -NonInteractive -Command -\r\n\

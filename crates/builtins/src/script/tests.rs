@@ -153,7 +153,7 @@ fn powershell_7_script_stops_at_errors() {
 }
 
 #[test]
-fn windows_powershell_gets_crlf_and_optional_file() {
+fn windows_powershell_script_has_crlf_and_in_a_file_a_byte_order_mark() {
     let piped = powershell_text(&script("powershell"));
     assert!(piped.starts_with("& {\r\n\r\n${A}=") && piped.ends_with("}\r\n\r\n"), "{piped:?}");
     assert!(!piped.replace("\r\n", "").contains('\n') && !piped.contains("ErrorActionPreference"), "{piped:?}");

@@ -37,7 +37,7 @@ pub struct StepCache {
 pub(super) struct EntryGuard {
     /// Path of the entry. It may not exist yet.
     pub(super) path: PathBuf,
-    /// Directory for the incomplete entry.
+    /// Directory for incomplete entries.
     pub(super) incomplete: PathBuf,
     /// Temporary directory of an entry that is not cached.
     _temporary: Option<tempfile::TempDir>,
@@ -109,7 +109,7 @@ impl EntryGuard {
         fs::rename(content, &self.path)
     }
 
-    /// Removes content that does not match its digest.
+    /// Removes an invalid entry.
     pub(super) fn discard(&self) -> io::Result<()> {
         remove(&self.path)
     }

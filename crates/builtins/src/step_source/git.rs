@@ -256,7 +256,7 @@ impl Connection {
             if fetched.is_ok() && repository.find_commit(commit).is_ok() {
                 return Ok(());
             }
-            // The branch has changed, or the server permits only hashes of branches and tags.
+            // The branch may have changed, or the server may permit only hashes of branches and tags.
             if self.session.stop.cause().is_some() {
                 return fetched;
             }

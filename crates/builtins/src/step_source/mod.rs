@@ -4,9 +4,9 @@
 //! source --server, with the job's credentials--> digest --cache, or server--> verified content --> directory of the job
 //! ```
 //!
-//! Every job queries the server once for each source. So a job never gets content that its credentials cannot read, and a branch or tag is
-//! never stale. The content itself comes from the [`StepCache`] of the agent if an earlier job has fetched it. The content is verified against
-//! its digest each time it is read, and each job gets its own copy of the files, which it may change.
+//! Every job queries the server for each source, so a job does not get content that its credentials cannot read. The content comes from the
+//! [`StepCache`] of the agent if an earlier job has fetched it. The content is verified against its digest each time it is read, and each job
+//! gets its own copy of the files.
 
 mod cache;
 mod git;
@@ -34,9 +34,9 @@ pub struct StepFetcher {
     pub cache: Arc<StepCache>,
     /// Directory for the content of this job. It is created if necessary, and may contain files of the job.
     pub directory: PathBuf,
-    /// URLs of the job's own GitLab server. Only their hosts get the token of the job.
+    /// URLs of the job's GitLab server, in addition to `CI_SERVER_URL`. They get the token of the job.
     pub servers: Vec<String>,
-    /// Certificates for the job's own server. The client certificate is only sent there.
+    /// Certificates for the job's own server. Other servers do not get the client certificate.
     pub tls: TlsFiles,
     /// Docker configuration of the user, for a command. `None` means that only variables of the job have credentials of registries.
     pub docker: Option<DockerConfig>,

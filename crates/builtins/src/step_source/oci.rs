@@ -27,7 +27,7 @@ pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
 /// Key of the annotation with the time at which a document was created (OCI image specification, "annotations").
 pub const CREATED: &str = "org.opencontainers.image.created";
-/// Operating system in the platform of an image that is for every platform.
+/// Value of `os` in the platform of an image that runs on every platform.
 const GENERIC: &str = "generic";
 /// Maximum size of all compressed layers in bytes.
 const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
@@ -37,7 +37,7 @@ const MAX_LAYERS: usize = 128;
 const LIMITS: Limits =
     Limits { bytes: 8 << 30, entries: 200_000, ratio: 1000, ratio_floor: 1 << 30, header_bytes: 64 << 20 };
 
-/// Fetches the image `(registry, repository, tag)`.
+/// Fetches the image `(registry, repository, tag)`, or the pinned image of this repository.
 pub(super) async fn fetch(
     fetcher: &StepFetcher,
     (host, path, tag): (&str, &str, &str),
@@ -81,7 +81,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Returns a client of the repository, with the credentials of the job for its registry.
+/// Returns a client of the repository, with credentials from variables or the Docker configuration.
 pub(crate) async fn open(
     fetcher: &StepFetcher,
     repository: Repository,
@@ -201,7 +201,7 @@ async fn fetch_layer(
 
 /// Reason why a layer was not unpacked.
 enum LayerError {
-    /// The content of the file does not match its digest.
+    /// The file cannot be opened, or its content does not match the digest.
     Changed,
     Failed(PortError),
 }

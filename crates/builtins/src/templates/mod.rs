@@ -34,7 +34,7 @@ pub(crate) struct TemplateKey {
 /// Work tree of a commit, ready to be copied.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// Number that is unique in this process.
+    /// Number that is unique in the cache.
     number: u64,
     tree: Tree,
     /// Directory that the tree was read from. It is removed together with the template.

@@ -1,7 +1,6 @@
 //! Restores a directory to the state of a [`Tree`], whatever a job has changed in it, with as few changes as possible.
 //!
-//! Creating and removing files is most of the work of a checkout. On ext4, removing files also makes it slower to create others: ext4 skips
-//! the inode numbers of all files that were removed in the last minutes.
+//! Creating and removing files is most of the work of a checkout.
 //!
 //! A file or directory is unchanged if its inode and its ctime are the same as after the last restore, because programs cannot set
 //! the ctime. If the restore was so recent that a later change could have the same ctime, the contents are compared.
@@ -44,6 +43,7 @@ impl FileStamp {
 }
 
 /// State of a directory after a restore: one item for the root, then one for each entry of its tree.
+/// `None` means unknown.
 #[derive(Debug, Default)]
 pub(super) struct FileStamps(Vec<Option<FileStamp>>);
 
@@ -89,9 +89,9 @@ struct RestoreRun<'a> {
 }
 
 impl RestoreRun<'_> {
-    /// Restores one directory with its content. Returns whether its parent has changed.
+    /// Restores one directory with its content. Returns whether the directory was created.
     ///
-    /// `parent_is_new` means that the parent was just created, so that the directory cannot exist.
+    /// `parent_is_new` means that the parent was just created, so the directory cannot exist.
     fn directory(&mut self, stamp: usize, path: PathBuf, mode: u32, parent_is_new: bool) -> io::Result<bool> {
         let found = if parent_is_new { None } else { metadata_if_exists(&path)? };
         let found = match found {
@@ -194,7 +194,7 @@ impl RestoreRun<'_> {
         }
     }
 
-    /// Removes everything from a directory that is not in the tree. Returns whether anything was removed.
+    /// Removes from a directory everything that is not in the tree. Returns whether anything was removed.
     fn remove_untracked(&self, path: &Path, stamp: usize) -> io::Result<bool> {
         let entries = &self.restore.tree.entries;
         let children = self.children(stamp);

@@ -1,6 +1,6 @@
 //! Directory tree from which checkouts are copied. It is read once and written many times.
 //!
-//! Small files are cached in memory, so that writing one takes only four system calls. [`super::restore`] writes the files.
+//! Small files are cached in memory, so that writing them takes few system calls.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -99,7 +99,7 @@ impl Tree {
         Ok(file)
     }
 
-    /// Returns whether the file at `path` has the same content as `entry`. Its size must be the same.
+    /// Returns whether the file at `path` has the same content as `entry`. The sizes must be equal.
     pub(super) fn has_bytes(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<bool> {
         let mut file = open(path)?;
         match &content.cached {
@@ -128,9 +128,7 @@ fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize)
     }
 }
 
-/// Returns the permission bits.
-///
-/// Those of a directory do not include setuid, setgid and the sticky bit, which may be inherited from the parent.
+/// Returns the permission bits. For a directory, setuid, setgid and the sticky bit are left out.
 pub(super) fn permissions(metadata: &fs::Metadata) -> u32 {
     metadata.permissions().mode() & if metadata.is_dir() { 0o777 } else { 0o7777 }
 }

@@ -1,5 +1,4 @@
-//! Values that a job adds to the masked ones while it runs, by lines `::add-mask::VALUE` of its output (`proxy_exec`;
-//! docs/spec/job-execution.md, section 1.10).
+//! Lines `::add-mask::VALUE`, with which a running job adds values to mask (`proxy_exec`; docs/spec/job-execution.md, section 1.10).
 
 use std::borrow::Cow;
 
@@ -9,9 +8,9 @@ use memchr::{memchr, memmem};
 pub(super) const COMMAND: &str = "::add-mask::";
 /// Maximum length of such a line in bytes.
 const MAX_LINE_BYTES: usize = 64 * 1024;
-/// Maximum number of values. Each one takes time for all later output.
+/// Maximum number of values.
 const MAX_VALUES: usize = 1000;
-/// Maximum size of all values in bytes. The search for secrets needs memory for each byte.
+/// Maximum size of all values in bytes.
 const MAX_TOTAL_BYTES: usize = 256 * 1024;
 
 /// A part of the output.

@@ -1,6 +1,4 @@
 //! Writes a job's trace: masking, then timestamps, then valid UTF-8 and the size limit (docs/spec/job-execution.md, section 1.10).
-//!
-//! The sink at the end receives the trace, byte for byte.
 
 mod added_masks;
 mod limit;
@@ -74,7 +72,7 @@ struct Buffers {
 }
 
 thread_local! {
-    /// Buffers for the output of all jobs. Most jobs print little, so that buffers for each would only take memory.
+    /// Buffers that all jobs of the thread share, to save memory.
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
@@ -85,7 +83,8 @@ struct Channel {
 
 /// Masks the output of a stream.
 ///
-/// Preparing the search for the secrets takes time. It is therefore prepared at the next output, and not for each value that the job adds.
+/// Preparing the search for the secrets takes time. The search is therefore prepared at the next output, not for each value that the job
+/// adds.
 #[derive(Default)]
 struct StreamMasker(Option<Masker>);
 
@@ -133,7 +132,8 @@ impl Trace {
         }
     }
 
-    /// Returns the values that are masked, with those that were added while the job ran. `None` means that none was added.
+    /// Returns the masked values, including values that were added while the job ran.
+    /// `None` means that no value was added.
     #[must_use]
     pub fn secrets_with_added(&self) -> Option<Secrets> {
         let inner = self.inner.lock();
@@ -168,7 +168,7 @@ impl Trace {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
         if inner.faulted {
-            // The fault callback has freed space for this text.
+            // The fault callback may have freed space for this text.
             result = inner.sink.append(b"\n").and_then(|()| inner.sink.append(last));
         } else {
             result = result.and_then(|()| inner.write(Stream::Runner, last)).and_then(|()| inner.flush());

@@ -27,7 +27,7 @@ impl LineTimestamper {
         Self { tag, line: Vec::new(), continues: false }
     }
 
-    /// Processes more of the stream. All lines that end in it have the same time.
+    /// Processes more of the stream. All lines that end in `bytes` have the same time.
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let time = now();
         let mut rest = bytes;
@@ -37,7 +37,7 @@ impl LineTimestamper {
             rest = after.get(1..).unwrap_or_default();
         }
         self.line.extend_from_slice(rest);
-        // A progress bar rewrites its line with `\r` and no `\n`. It is shown immediately, not held back until the line ends.
+        // A progress bar rewrites its line with `\r` and no `\n`. Such a line is shown immediately, not held back until its end.
         let redraws = rest.len() == bytes.len() && rest.contains(&b'\r');
         if redraws || self.line.len() > MAX_HELD_BYTES {
             self.emit(&time, &[], true, out);

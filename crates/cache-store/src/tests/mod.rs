@@ -36,10 +36,14 @@ async fn s3_url_is_for_one_object_one_method_and_the_time_of_the_job() {
     assert_eq!(get.as_str().split('?').next(), Some("https://minio.example:9000/bucket/project/5/key"));
     assert_eq!(query(&get)["X-Amz-Expires"], "90");
     let head = store.head_url("project/5/key", Duration::from_secs(90)).await.unwrap();
-    assert_ne!(query(&get)["X-Amz-Signature"], query(&head)["X-Amz-Signature"], "the method is signed");
+    assert_ne!(
+        query(&get)["X-Amz-Signature"],
+        query(&head)["X-Amz-Signature"],
+        "the signature must depend on the method"
+    );
     assert!(!get.as_str().contains("the-secret"));
     let long = store.download_url("project/5/key", HOUR * 24 * 30).await.unwrap();
-    assert_eq!(query(&long)["X-Amz-Expires"], "604800", "S3 accepts no URL that is valid for more than a week");
+    assert_eq!(query(&long)["X-Amz-Expires"], "604800", "the validity must be limited to a week, as S3 requires");
 }
 
 #[tokio::test]
@@ -150,7 +154,6 @@ async fn open_store_is_reused_until_its_settings_change() {
     assert!(!std::sync::Arc::ptr_eq(&first, &stores.get(&other).await.unwrap()));
 }
 
-/// Returns a store of this kind.
 fn store_of(kind: Kind) -> CacheStore {
     CacheStore { kind, http: Transport::new().unwrap() }
 }

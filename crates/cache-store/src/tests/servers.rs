@@ -174,7 +174,7 @@ async fn azure_server_accepts_the_signatures() {
     let store = store_of(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())));
     transfers(&store).await;
     for name in NAMES {
-        // A URL for reading cannot be used for writing, nor for another object.
+        // A URL must permit only reading or only writing, and only one object.
         let upload = store.upload_url(name, HOUR, options()).await.unwrap();
         let download = store.download_url(name, HOUR).await.unwrap();
         let write = SignedUpload { url: download.clone(), headers: upload.headers.clone() };
@@ -246,7 +246,7 @@ async fn role_is_assumed_once_for_several_urls() {
     assert!(token(&first).is_some(), "{first}");
     assert_ne!(query(&first)["X-Amz-Credential"].split('/').next(), Some("AKID"));
     let second = with_role.upload_url("a", HOUR, options()).await.unwrap();
-    assert_eq!(token(&first), token(&second.url), "the credentials are cached");
+    assert_eq!(token(&first), token(&second.url), "the credentials must be cached");
     assert_eq!(put(&second, "content").await, StatusCode::OK);
     let uploads = store(S3Settings { upload_role: Some(role.to_owned()), ..settings(&server) }).await;
     assert_eq!(token(&uploads.download_url("a", HOUR).await.unwrap()), None);

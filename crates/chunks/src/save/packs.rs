@@ -22,7 +22,7 @@ struct Pack {
 /// Packs and chunks of the index.
 pub(super) struct Packs<'a> {
     save: &'a Save<'a>,
-    /// Packs of earlier saves, and new ones. The size of a new one is set when it is complete.
+    /// Packs of earlier saves, and new packs. The size of a new pack is set when the pack is complete.
     packs: Vec<Object>,
     numbers: HashMap<String, u32>,
     chunks: Vec<Chunk>,
@@ -49,7 +49,7 @@ impl<'a> Packs<'a> {
         self.current.is_some() || !self.new.is_empty()
     }
 
-    /// Returns the position of a chunk in the list. Stores it if it is new.
+    /// Returns the position of a chunk in the list. Stores the chunk if it is new.
     pub(super) fn chunk(&mut self, found: &Found) -> Result<u32, SaveError> {
         if let Some(position) = self.positions.get(&found.hash) {
             return Ok(*position);
@@ -115,7 +115,8 @@ impl<'a> Packs<'a> {
         Ok(())
     }
 
-    /// Returns the packs of earlier saves with the number of bytes that the cache uses of each, the least first.
+    /// Returns the packs of earlier saves, each with the number of bytes that the cache uses.
+    /// The least used pack is first.
     pub(super) fn used_by_old(&self) -> Vec<(u32, u64)> {
         let mut used: HashMap<u32, u64> = HashMap::new();
         for chunk in &self.chunks {

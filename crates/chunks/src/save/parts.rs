@@ -165,7 +165,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Returns the chunks of a small file. `None` if it was removed.
+    /// Returns the chunks of a small file. `None` if it was removed or replaced.
     fn file(&mut self, entry: &Entry) -> Result<Option<Vec<Found>>, SaveError> {
         if entry.kind != EntryKind::File {
             return Ok(Some(Vec::new()));
@@ -173,7 +173,7 @@ impl<'a> Worker<'a> {
         let path = self.save.root.join(&entry.path);
         let Some(file) = open(&path)? else { return Ok(None) };
         self.buffer.clear();
-        // A small file that grows beyond twice the limit of small files while it is read is truncated, as in an archive.
+        // A file that grows while it is read is truncated at twice the limit of small files.
         let read = file.take(2 * LARGE_FILE_BYTES).read_to_end(&mut self.buffer);
         read.map_err(|error| SaveError::Read(path, error))?;
         let content = self.buffer.as_slice();

@@ -109,7 +109,7 @@ impl Simulation {
         for (key, files) in &self.expected {
             let reference = store.reference(key).unwrap().unwrap();
             for object in reference.objects() {
-                assert!(store.has(object), "seed {seed}: {key} needs {}", object.name);
+                assert!(store.has(object), "seed {seed}: {key} must still have {}", object.name);
             }
             let target = tempfile::tempdir().unwrap();
             self.machine.restore_into(key, target.path()).unwrap();
@@ -117,7 +117,7 @@ impl Simulation {
                 tree(target.path()).into_iter().map(|(path, (.., content))| (path, content)).collect();
             let expected: BTreeMap<_, _> =
                 files.iter().map(|(path, (.., content))| (path.clone(), content.clone())).collect();
-            assert!(found == expected, "seed {seed}: the files of {key} differ");
+            assert!(found == expected, "seed {seed}: the files of {key} must be restored");
         }
     }
 }
@@ -154,7 +154,7 @@ fn no_collection_deletes_what_a_cache_or_a_save_needs() {
             simulation.machine.references().iter().flat_map(Reference::objects).map(|o| o.name.clone()).collect();
         for left in fs::read_dir(store.objects()).into_iter().flatten() {
             let left = left.unwrap().file_name().into_string().unwrap();
-            assert!(used.contains(&left), "seed {seed}: {left} is unused");
+            assert!(used.contains(&left), "seed {seed}: {left} must be deleted");
         }
     }
 }

@@ -90,7 +90,7 @@ fn missing_object_is_found_and_saved_again() {
     let pack = &reference.packs[0];
     fs::remove_file(store.object(&pack.name)).unwrap();
     let saved = machine.save("main");
-    assert!(!saved.packs.is_empty(), "the chunks are stored again");
+    assert!(!saved.packs.is_empty(), "the chunks must be stored again");
     machine.check("main");
 }
 

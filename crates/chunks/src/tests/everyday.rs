@@ -39,7 +39,7 @@ fn change_of_one_percent_stores_and_loads_at_most_three_percent() {
     let mut machine = Machine::new();
     fill(&machine, 600);
     let first = machine.save("main");
-    assert!(stored_bytes(&first) < first.bytes, "text is compressed");
+    assert!(stored_bytes(&first) < first.bytes, "text must be compressed");
     let target = tempfile::tempdir().unwrap();
     machine.restore_into("main", target.path()).unwrap();
 
@@ -117,7 +117,7 @@ fn file_that_exists_is_kept_only_with_the_right_content() {
     fs::hard_link(&outside, target.path().join("d1/file1")).unwrap();
     machine.restore_into("main", target.path()).unwrap();
     assert_eq!(tree(target.path()), tree(&machine.root()));
-    assert_eq!(untouched.metadata().unwrap().ino(), before.ino(), "the file was kept");
+    assert_eq!(untouched.metadata().unwrap().ino(), before.ino(), "the unchanged file must be kept");
     assert_eq!(fs::read_to_string(outside).unwrap(), "0123456789");
 }
 

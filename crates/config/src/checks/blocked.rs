@@ -38,7 +38,7 @@ fn check_containers(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     ];
     for (key, _) in conflicts.into_iter().filter(|(_, conflicts)| *conflicts) {
         let message = format!("addresses cannot be blocked for containers with this {key}; their jobs are refused");
-        let help = "remove one of the two settings, or set blocked_addresses = [] and use a firewall of the machine";
+        let help = "remove this setting, or set blocked_addresses = [] and use a firewall of the machine";
         check.report(runner, &format!("docker.{key}"), "C113", message, help);
     }
 }

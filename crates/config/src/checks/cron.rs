@@ -44,7 +44,7 @@ fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     matches!(range, "*" | "?") || range.split('-').count() <= 2 && range.split('-').all(is_value)
 }
 
-/// Returns whether the pattern matches at all times.
+/// Returns whether all fields of the pattern are wildcards.
 pub(super) fn always_matches(pattern: &str) -> bool {
     pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
 }

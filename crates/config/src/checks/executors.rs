@@ -63,7 +63,7 @@ fn check_ssh(check: &mut Check<'_>, runner: &Runner) {
         error("ssh.port", message, "write a number from 1 to 65535 as a string");
     }
     if runner.table.bool("ssh.disable_strict_host_key_checking") == Some(true) {
-        let help = "put the host's key into known_hosts (ssh-keyscan) and remove this key";
+        let help = "add the host's key to known_hosts with ssh-keyscan, and remove disable_strict_host_key_checking";
         return check.report(
             runner,
             "ssh.disable_strict_host_key_checking",
@@ -134,7 +134,7 @@ fn check_values(check: &mut Check<'_>, runner: &Runner) {
 
 /// Checks `output_limit` (check C103).
 fn check_output_limit(check: &mut Check<'_>, runner: &Runner) {
-    /// From this value on, the operator probably meant bytes: a million KiB is a log of one gigabyte.
+    /// From this value on, the operator probably meant bytes.
     const MANY_KIB: i64 = 1_000_000;
     if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= MANY_KIB) {
         let message = format!("output_limit = {kib} KiB is {} MiB", kib / 1024);

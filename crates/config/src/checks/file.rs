@@ -72,7 +72,7 @@ fn check_addresses(check: &mut Check<'_>) {
             "set it to a host:port that GitLab can reach",
         );
     } else if matches!(host, "" | "0.0.0.0" | "[::]") || is_loopback(host) {
-        let message = "advertise_address must be a host and port that GitLab can reach: terminals will not open";
+        let message = "GitLab cannot reach the session server at this address: terminals will not open";
         check.report_global(
             key,
             "C038",

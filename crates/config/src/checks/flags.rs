@@ -61,7 +61,7 @@ const FLAGS: &[&str] = &[
     "FF_USE_NATIVE_CONTAINER_STOP",
 ];
 
-/// Removed feature flags: name, version of the removal, replacement.
+/// Removed feature flags: name, version of the removal, help.
 const REMOVED: &[(&str, &str, &str)] = &[
     ("FF_USE_NEW_BASH_EVAL_STRATEGY", "19.3", "use FF_USE_LEGACY_BASH_EVAL, which has the opposite meaning"),
     ("FF_SKIP_NOOP_BUILD_STAGES", "19.3", "remove it"),

@@ -64,7 +64,7 @@ fn check_token(check: &mut Check<'_>, runner: &Runner) {
             "token",
             "C021",
             "token has whitespace around it",
-            "remove it; a secret file often ends with a line break",
+            "remove the whitespace; a secret file often ends with a line break",
         );
     }
 }
@@ -84,7 +84,7 @@ fn check_url(check: &mut Check<'_>, runner: &Runner) {
         return;
     }
     if url.trim() != url {
-        check.report(runner, "url", "C021", "url has whitespace around it", "remove it");
+        check.report(runner, "url", "C021", "url has whitespace around it", "remove the whitespace");
     } else if base_url(url).is_none() {
         check.report(
             runner,
@@ -129,7 +129,7 @@ fn check_shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// Checks for a token that expires, and that is not renewed in the file before (check C028).
+/// Checks for an expiring token that cannot be renewed in the file (check C028).
 fn check_token_expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let rotation_disabled = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
@@ -177,7 +177,7 @@ mod tests {
         found("C020", "[[runners]]\nname = \"b\"\n");
         clean("C020", &runner(URL, "t", ""));
         let out = parse(&runner(URL, "", ""), &HostFacts::default());
-        assert!(out.has(Severity::Error) && out.config.is_some(), "other runners still work");
+        assert!(out.has(Severity::Error) && out.config.is_some(), "the file must stay usable for other runners");
     }
 
     #[test]

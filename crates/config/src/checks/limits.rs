@@ -30,8 +30,8 @@ fn check_concurrent(check: &mut Check<'_>) {
 
 /// Checks long polling (checks C002 to C004).
 ///
-/// In gitlab-runner, a held request occupies a worker, and other runners may wait for it. In Muster, runners take turns. These checks
-/// are about what happens if gitlab-runner uses this file. Problems that also affect Muster are warnings. All others are information.
+/// In gitlab-runner, a held request occupies a worker, and other runners may wait for the worker. In Muster, runners take turns. These
+/// checks are about gitlab-runner with this file. Problems that also affect Muster are warnings. All others are information.
 fn check_long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();

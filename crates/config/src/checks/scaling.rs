@@ -194,7 +194,7 @@ mod tests {
         let output = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
         assert!(
             output.starts_with("4:1 error[C086]: runner a: `plugin` is not set"),
-            "no machine can have it: {output}"
+            "a missing key must be an error on every machine: {output}"
         );
     }
 

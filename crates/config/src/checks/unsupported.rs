@@ -102,7 +102,7 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
     }
 }
 
-/// Returns whether the key has its default value. gitlab-runner writes many of its defaults into the file.
+/// Returns whether the key is empty or has its default value. gitlab-runner writes many of its defaults into the file.
 fn is_default(key: &Key, node: &Node) -> bool {
     match &node.value {
         Value::Int(number) => number.to_string() == key.default,
@@ -138,7 +138,7 @@ mod tests {
             let problem = problems.iter().find(|problem| problem.code == "C008").unwrap();
             assert_eq!(
                 problem.unsupported, unsupported,
-                "{executor}: `lint` omits problems that are marked as unsupported"
+                "{executor}: only missing features must be marked as unsupported"
             );
         }
         let isolated = format!("{}[runners.autoscaler.vm_isolation]\nenabled = true\n", text("instance"));

@@ -33,7 +33,7 @@ pub(super) struct InvalidValue {
 
 /// Returns the settings, and the problems of invalid values. Each problem is also a message in the settings.
 ///
-/// `is_public` is the key `public` of the runner, which determines the default of `blocked_addresses`.
+/// `is_public` is the runner's key `public`. It determines the default of `blocked_addresses`.
 pub(super) fn read(docker: &Table, is_public: bool) -> (DockerSettings, Vec<InvalidValue>) {
     let mut reader = Reader { docker, is_public, problems: Vec::new() };
     let settings = reader.settings();
@@ -103,7 +103,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the host configuration of the build container.
+    /// Reads the settings of the build container.
     fn build(&mut self) -> ContainerSettings {
         ContainerSettings {
             privileged: self.docker.bool("privileged").unwrap_or_default(),
@@ -138,7 +138,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the host configuration of services.
+    /// Reads the settings of services.
     fn service(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
         // Invalid addresses have been reported with the settings of the build container.
@@ -337,7 +337,7 @@ fn map<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = (&'a str, &'a st
     })
 }
 
-/// Reads one service. `None` if it has no `name`, which is its image.
+/// Reads one service. `None` if it has no `name` (its image).
 fn service_entry(table: &Table) -> Option<DockerService> {
     let text = |key: &str| table.str(key).unwrap_or_default().to_owned();
     let list = |key: &str| table.strings(key).map(|(text, _)| text.to_owned()).collect();

@@ -43,7 +43,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     }
 }
 
-/// Returns a lock without effect, for a file that does not exist and cannot be created. No other process can use such a file.
+/// Returns a lock without effect, for a file that does not exist and cannot be created.
 fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError> {
     let null = File::open("/dev/null");
     null.map(|file| ConfigLock { _file: file }).map_err(|_| EditError::Io {
@@ -85,7 +85,6 @@ fn acquire(mut file: File, path: &Path, wait: Duration) -> Result<ConfigLock, Ed
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_POLL_INTERVAL),
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                // If the ID cannot be read, it is unknown.
                 let _ = (&file).take(32).read_to_string(&mut text);
                 return Err(EditError::Locked { path: path.to_owned(), pid: text.trim().parse().ok() });
             }

@@ -1,4 +1,4 @@
-//! Edits config.toml: changes one value and keeps every other byte. A failed save leaves the old file.
+//! Edits config.toml: changes single values or entries, and keeps every other byte.
 //!
 //! ```no_run
 //! # use muster_config::edit::{ConfigFile, EditError, NewToken};
@@ -11,8 +11,8 @@
 //!
 //! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
 //! - A save writes a new file beside the old one, syncs it and renames it, so a crash or a full disk leaves either the old file or the
-//!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed. A file that is
-//!   itself a mount point cannot be replaced, so it is overwritten.
+//!   new one. The mode is kept, and the owner if the process may set it. A new file has mode 0600 in a directory with mode 0700. Symbolic
+//!   links are followed. A file that is itself a mount point cannot be replaced, so it is overwritten.
 //! - Writers exclude each other by a lock file, `.<name>.lock`. [`lock_for_manager`] takes the lock of a running manager.
 //! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved
 //!   ([`EditError::ModifiedConcurrently`]).
@@ -57,7 +57,7 @@ pub enum EditError {
         /// ID of the process that holds the lock, if it is known.
         pid: Option<u32>,
     },
-    /// The file is not a valid configuration.
+    /// The file is not valid TOML, or a change has made it too large.
     #[error("`{}` cannot be changed because it has errors:\n{}", path.display(), problems.join("\n"))]
     Invalid {
         /// Path of the configuration.
@@ -157,7 +157,7 @@ impl ConfigFile {
     /// Locks and reads the file. A missing file is treated as empty.
     ///
     /// # Errors
-    /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
+    /// [`EditError`] if the file is locked, cannot be read or is not valid TOML.
     pub fn open(path: &Path) -> Result<Self, EditError> {
         Self::open_within(path, LOCK_TIMEOUT)
     }
@@ -165,7 +165,7 @@ impl ConfigFile {
     /// Locks and reads the file like [`ConfigFile::open`], with another timeout for the lock.
     ///
     /// # Errors
-    /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
+    /// As for [`ConfigFile::open`].
     pub fn open_within(path: &Path, wait: Duration) -> Result<Self, EditError> {
         let path = target(path)?;
         let lock = lock::writer(&path, wait)?;
@@ -199,7 +199,8 @@ impl ConfigFile {
         self.document.to_string()
     }
 
-    /// Adds an entry to `[[runners]]` after the others, and returns its index. A new file gets the global keys first.
+    /// Adds an entry to `[[runners]]` after the others, and returns its index.
+    /// An empty file first gets `concurrent` and `check_interval`.
     pub fn add_runner(&mut self, entry: Table) -> usize {
         let root = self.document.as_table_mut();
         if root.is_empty() {
@@ -246,7 +247,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Replaces the token of an entry.
+    /// Replaces the token of an entry, its times and, if the new one is known, the ID.
     ///
     /// Returns C023 if the old token was a reference to the environment, because the new token is then in the file itself.
     ///
@@ -293,7 +294,7 @@ impl ConfigFile {
         if self.before.as_deref() == Some(text.as_str()) {
             return Ok(());
         }
-        // A defect must not destroy the file: the text to write must be a valid configuration again.
+        // A defect must not destroy the file: the text to write must be valid TOML.
         let loaded = load::parse(&text, &HostFacts::default());
         if loaded.problems.iter().any(|problem| problem.code == "C000" && problem.severity == Severity::Fatal) {
             return Err(invalid(&self.path, &loaded));
@@ -303,7 +304,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Checks that the file can be saved, by a trial save of its current content.
+    /// Checks that an existing file can be saved, by a trial save of its current content.
     ///
     /// # Errors
     /// [`EditError`] if it cannot be saved. The content does not change in any case.

@@ -10,7 +10,7 @@ use super::EditError;
 /// Maximum number of names that are tried for the new file.
 const MAX_NAMES: u32 = 100;
 
-/// Creates the directory of the file, which only its owner can enter. An existing directory is not changed.
+/// Creates the directory of the file, with mode 0700. An existing directory is not changed.
 pub(super) fn create_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
@@ -69,7 +69,7 @@ fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes files of interrupted saves, which contain tokens. The lock is held, so no other process is writing them.
+/// Removes files of interrupted saves, because they contain tokens. The lock is held, so no other process is writing them.
 fn remove_leftovers(path: &Path) {
     let prefix = format!(".{}.new-", path.file_name().unwrap_or_default().to_string_lossy());
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -195,7 +195,7 @@ fn concurrent_changes_are_not_overwritten() {
     std::fs::write(home.path(), "concurrent = 9\n").unwrap();
     assert!(matches!(file.save(), Err(EditError::ModifiedConcurrently { .. })));
     assert_eq!(home.text(), "concurrent = 9\n");
-    assert_eq!(home.names(), [".config.toml.lock", "config.toml"], "no other files remain");
+    assert_eq!(home.names(), [".config.toml.lock", "config.toml"], "no other file may remain");
 }
 
 #[test]

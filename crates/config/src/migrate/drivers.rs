@@ -12,7 +12,7 @@ pub(super) enum OptionTarget {
     Connector(&'static str),
     /// The manager connects to machines by their internal address.
     Internal,
-    /// A property of the group or its template, by its name there.
+    /// Name of a property of the group or of its template.
     Group(&'static str),
     /// A credential. It is not written anywhere; the text describes where to put it.
     Secret(&'static str),

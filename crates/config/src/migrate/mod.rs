@@ -34,7 +34,7 @@ pub enum MigrationTarget {
 pub struct Migration {
     /// New text of the file.
     pub text: String,
-    /// Names of the changed entries, with their notes.
+    /// Names of the changed entries, with their notes. `(global)` means the global section.
     pub entries: Vec<(String, Vec<String>)>,
 }
 
@@ -77,7 +77,7 @@ enum ConnectorValue {
 /// Replaces every `[runners.machine]` in the text.
 ///
 /// # Errors
-/// [`MigrateError`] if the text has errors or nothing to migrate.
+/// [`MigrateError`] if the text cannot be migrated.
 pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result<Migration, MigrateError> {
     let loaded = load::parse(text, facts);
     let (Some(config), Ok(mut document)) = (&loaded.config, text.parse::<DocumentMut>()) else {
@@ -280,7 +280,7 @@ fn group_of(
 fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
         Some(OptionTarget::Secret(target)) => {
-            format!("{option}: kept in this file, so other users must not be able to read it; without docker-machine, put it into {target}")
+            format!("{option}: kept in this file, which other users must not be able to read; without docker-machine, put the value into {target}")
         }
         to => note(option, value, to),
     }));

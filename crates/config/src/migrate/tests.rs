@@ -164,7 +164,7 @@ fn every_dropped_key_has_a_note() {
     assert!(migration.text.contains("name = \"auto-scale-my-domain-com\"\n"), "{}", migration.text);
     let machines = migrated(&with("    MachineDriver = \"none\"\n"), MigrationTarget::Machines);
     let notes = machines.entries[0].1.join("\n");
-    assert!(!notes.contains("MaxGrowthRate"), "the plugin docker-machine supports the key: {notes}");
+    assert!(!notes.contains("MaxGrowthRate"), "the plugin docker-machine must keep MaxGrowthRate: {notes}");
 }
 
 /// Migrates an entry with the driver `google` and these options, in which `change.0` is replaced with `change.1`.
@@ -189,7 +189,10 @@ fn too_large_count_is_clamped_with_note() {
         let (text, notes) = google("\"google-project=ci\"", (old, new));
         let key = written.split(" =").next().unwrap();
         let problems = load::parse(&text, &HostFacts::default()).problems;
-        assert!(!problems.iter().any(|problem| problem.code == "C088"), "it is in range: {problems:?}");
+        assert!(
+            !problems.iter().any(|problem| problem.code == "C088"),
+            "the written value must be in range: {problems:?}"
+        );
         check_each(&text, &[written]);
         check_each(&notes, &[&format!("{new} exceeds the maximum 4294967295, which was written; correct {key}")]);
     }

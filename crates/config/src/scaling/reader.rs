@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Returns a number within the range.
+    /// Returns a number within the range, or the default.
     pub(super) fn within(&mut self, key: &str, range: RangeInclusive<f64>, default: f64) -> f64 {
         let Some(value) = self.table.float(key) else { return default };
         if range.contains(&value) {

@@ -12,7 +12,10 @@ fn jobs_are_requested_ahead_unless_a_key_disables_it() {
     let ahead = |text: &str| config(text).policies.active_at(0).1.reserve_ahead;
     assert!(ahead("[[policy]]\nidle_count = 2"));
     assert!(!ahead("request_ahead = false\n[[policy]]\nidle_count = 2"));
-    assert!(!ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"), "an explicit preemptive_mode disables it");
+    assert!(
+        !ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"),
+        "an explicit preemptive_mode must disable it"
+    );
 }
 
 #[test]

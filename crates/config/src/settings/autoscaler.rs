@@ -14,8 +14,8 @@ pub struct AutoscalerSettings {
     pub plugin: String,
     /// Configuration of the plugin as JSON. `null` means none.
     pub plugin_config: serde_json::Value,
-    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`). If it was, a new token does not change the
-    /// prefix, because existing machines have it in their names.
+    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`).
+    /// A new token does not change such a prefix, because existing machines have it in their names.
     pub has_token_prefix: bool,
     pub connector: ConnectorSettings,
     /// Instance groups that substitute for each other. If empty, the fields above describe the only group.
@@ -62,7 +62,7 @@ pub struct ConnectorSettings {
     pub allow_unencrypted: bool,
 }
 
-/// `[runners.autoscaler.vm_isolation]`, if it is enabled. Each job chooses its image.
+/// `[runners.autoscaler.vm_isolation]`, if it is enabled.
 #[derive(Clone, Default, PartialEq)]
 pub struct IsolationSettings {
     /// Address of the nesting daemon as seen from the instance.

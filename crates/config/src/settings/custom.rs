@@ -35,7 +35,7 @@ pub struct CustomProgram {
 }
 
 impl RunnerSettings {
-    /// Returns whether the executor is the custom one, whose driver runs the scripts of jobs.
+    /// Returns whether a driver runs the scripts of jobs (executor `custom`).
     #[must_use]
     pub fn uses_driver(&self) -> bool {
         self.executor == "custom"

@@ -1,4 +1,4 @@
-//! Defaults of keys that are not the zero value of their type. Each function has the name of its key.
+//! Defaults of fields that are not the zero value of their type. Each function has the name of its field.
 
 use std::time::Duration;
 

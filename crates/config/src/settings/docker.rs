@@ -36,7 +36,7 @@ pub struct DockerSettings {
     pub tls_cert_path: String,
     /// Whether the engine's certificate is verified.
     pub tls_verify: bool,
-    /// Image of jobs that do not specify one. Empty means that such jobs fail.
+    /// Image of jobs that do not specify one. Empty means that such jobs fail, unless `host_without_image` is set.
     pub image: String,
     /// Whether jobs without an image run without containers. Set by `muster ci` only.
     pub host_without_image: bool,
@@ -80,7 +80,7 @@ pub struct DockerSettings {
     pub volume_keep: bool,
     /// Whether volumes without a source exist for one job only.
     pub disable_cache: bool,
-    /// Directory on the engine's machine for volumes without a source. Empty means volumes of the engine.
+    /// Directory on the engine's machine for volumes that later jobs reuse. Empty means volumes of the engine.
     pub cache_dir: String,
     /// Network of the containers. Empty means the default bridge, or a network for each job (FF_NETWORK_PER_BUILD).
     pub network_mode: String,
@@ -96,9 +96,9 @@ pub struct DockerSettings {
     pub service_slot_cgroup_template: String,
     /// Devices of services, by pattern of the service's image.
     pub services_devices: BTreeMap<String, Vec<Device>>,
-    /// Host configuration of the build container.
+    /// Settings of the build container.
     pub build: ContainerSettings,
-    /// Host configuration of services.
+    /// Settings of services.
     pub service: ContainerSettings,
 }
 
@@ -132,7 +132,7 @@ impl DockerSettings {
     }
 }
 
-/// Host configuration of containers of one kind. Empty and 0 mean the engine's default.
+/// Settings of the containers of one kind. Empty and 0 mean the engine's default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]

@@ -11,8 +11,5 @@ pub struct OnInstances {
     /// Patterns of images that jobs may name. Empty allows every image.
     pub allowed_images: Vec<String>,
     /// Whether all jobs of a project use the same checkout directory on a machine that has only one job.
-    ///
-    /// Whether a machine has only one job is a property of the machine (`SlotShare::is_exclusive`): `vm_isolation` and `max_use_count` take
-    /// effect after a restart, and this setting with the next job.
     pub use_common_build_dir: bool,
 }

@@ -90,7 +90,7 @@ pub struct HostServiceSettings {
     /// Environment variables of the program.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// TCP port that the program must accept connections on. 0 means that nothing is checked.
+    /// TCP port on which the program must accept connections. 0 means that no port is checked.
     #[serde(default)]
     pub port: u16,
     /// Maximum time until the program accepts connections.

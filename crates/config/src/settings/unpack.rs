@@ -10,7 +10,7 @@ pub struct UnpackSettings {
     pub max_bytes: u64,
     /// Maximum number of entries.
     pub max_entries: u64,
-    /// Maximum number of unpacked bytes for each byte of the archive. Applies to large archives only.
+    /// Maximum number of unpacked bytes for each byte of the archive. Applies above a minimum size only.
     pub max_ratio: u64,
     /// Maximum size of headers in bytes: of all entries of a zip, or of one entry of a tar.
     pub max_header_bytes: u64,

@@ -1,4 +1,4 @@
-//! Serializes a URL as text. The `serde` feature of the `url` crate is not used, because every crate would have to compile it.
+//! Serializes a URL as text.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};

@@ -24,7 +24,8 @@ const DEFAULT_SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A problem of `[runners.steps]`.
 pub(super) struct StepsProblem {
-    /// Name of the list (`before`, `before_upload`, `after`, `replace` or `services`), and index in it. `None` means that no entry of a list has the problem.
+    /// Name of the list (`before`, `before_upload`, `after`, `replace` or `services`), and index in it.
+    /// `None` means that no entry of a list has the problem.
     pub(super) step: Option<(&'static str, usize)>,
     /// What is wrong.
     pub(super) message: String,

@@ -8,7 +8,7 @@ use muster_config::edit::{ConfigFile, EditError, lock_for_manager};
 use muster_test_prerequisites::run_with_mounts;
 use toml_edit::Table;
 
-/// Environment variable of the process inside of a user namespace.
+/// Environment variable that marks the process in a user namespace.
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
 
 fn names(directory: &Path) -> Vec<String> {
@@ -52,7 +52,7 @@ fn read_only_file_system_still_lets_manager_run() {
     assert!(!facts.writable);
     assert!(muster_config::load(&path, &facts).config.is_some());
     let lock = lock_for_manager(&path).unwrap();
-    assert!(matches!(lock_for_manager(&path), Err(EditError::Locked { .. })), "the file itself is the lock there");
+    assert!(matches!(lock_for_manager(&path), Err(EditError::Locked { .. })), "the file itself must be locked");
     drop(lock);
 }
 

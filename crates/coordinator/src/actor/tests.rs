@@ -67,5 +67,5 @@ async fn finished_pipelines_leave_nothing_in_memory() {
     }
     assert_eq!((actor.state.pipeline_entries(), actor.queue.len()), (0, 0));
     // `Timers::prune` keeps at most 8 * 512 timers if no job is in memory. The last pipeline may have added a few more.
-    assert!(actor.timers.len() <= 8 * 512 + 8, "stale timers are pruned: {}", actor.timers.len());
+    assert!(actor.timers.len() <= 8 * 512 + 8, "stale timers must be pruned: {}", actor.timers.len());
 }

@@ -75,7 +75,7 @@ async fn store(blobs: &dyn Blobs, name: &ArtifactName, pieces: &[&str]) {
     }
     let mut text = String::new();
     incoming.open().await.expect("failed to open").read_to_string(&mut text).expect("failed to read");
-    assert_eq!(text, pieces.concat(), "the content can be read before it is stored");
+    assert_eq!(text, pieces.concat(), "the content must be readable before it is stored");
     incoming.store(name).await.expect("failed to store");
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn traces(blobs: &dyn Blobs) {
     assert_eq!(append(blobs, 0, "hello ").await, Appended::WrongOffset(6));
     assert_eq!(append(blobs, 7, "gap").await, Appended::WrongOffset(6));
     blobs.close_trace(JobId(1));
-    assert_eq!(append(blobs, 6, "world").await, Appended::Yes(11), "an append reopens a closed trace");
+    assert_eq!(append(blobs, 6, "world").await, Appended::Yes(11), "an append must reopen a closed trace");
     assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("failed to read"), "world");
     assert_eq!(blobs.read_trace(JobId(1), 11).await.expect("failed to read"), "");
     assert_eq!(blobs.read_trace(JobId(1), 99).await.expect("failed to read"), "");
@@ -120,7 +120,7 @@ pub(super) async fn artifacts(blobs: &dyn Blobs) {
     store(blobs, &first, &["another"]).await;
     store(blobs, &second, &["a second"]).await;
     store(blobs, &name(2, "a.zip"), &[]).await;
-    assert_eq!(content(blobs, &first).await.as_deref(), Some("another"), "the second upload replaces the first");
+    assert_eq!(content(blobs, &first).await.as_deref(), Some("another"), "the second upload must replace the first");
     assert!(!blobs.is_lost(&first));
     let (size, pieces) = blobs.stream(&second).await.expect("failed to read").expect("no content");
     let pieces: Vec<Bytes> = pieces.map(|piece| piece.expect("failed to read")).collect().await;

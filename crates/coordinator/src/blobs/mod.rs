@@ -44,7 +44,7 @@ pub(crate) struct ArtifactName {
     pub(crate) filename: String,
 }
 
-/// The port for traces and the content of artifacts. Repeating a call that changes them has no further effect.
+/// The port for traces and the content of artifacts.
 #[async_trait]
 pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Appends bytes that start at the end of a trace, unless the trace would become larger than `max_bytes`.

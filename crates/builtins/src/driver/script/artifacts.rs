@@ -1,6 +1,6 @@
 //! Commands that transfer artifacts with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 9).
 //!
-//! The URL and the token are in the environment of the program, so that the token is not visible in its argument list.
+//! The URL and the token are in the environment of the program, because the argument list is visible to others.
 
 use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList};
 use muster_agent_api::plan::ArtifactEndpoint;

@@ -1,7 +1,6 @@
 //! Commands that restore and save caches with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 10).
 //!
-//! The program may have any version, so only flags that old versions know are used. These flags cannot name the other form of a cache key, under
-//! which an earlier job may have stored the archive.
+//! Only flags that old versions of `gitlab-runner` know are used.
 
 use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, CacheSave};
 

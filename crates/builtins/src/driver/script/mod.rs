@@ -1,4 +1,4 @@
-//! Generates the scripts of the stages, which do the work of the built-in steps with the programs in the environment.
+//! Generates the scripts that do the work of the built-in steps in the environment of a driver.
 //!
 //! ```text
 //! inputs of a built-in step --prepare | sources | commands | caches | artifacts | cleanup--> body --frame--> script
@@ -75,7 +75,7 @@ pub(super) fn generate(
     Ok(frame::text(session, context, &target, body, files))
 }
 
-/// Generates the script that removes the work tree after a failed attempt to get the sources.
+/// Generates the script that empties the work tree after a failed attempt to get the sources.
 pub(super) fn clear_worktree(session: &DriverState, context: &Context) -> String {
     let (project_dir, temp_dir) = directories(session);
     let target = Target { project_dir: &project_dir, temp_dir: &temp_dir };
@@ -84,7 +84,7 @@ pub(super) fn clear_worktree(session: &DriverState, context: &Context) -> String
     frame::text(session, context, &target, body, JobFiles::Write)
 }
 
-/// Returns whether the inputs of a checkout name a repository.
+/// Returns whether a checkout gets sources from a repository.
 pub(super) fn has_repository(checkout: &Value) -> bool {
     let strategy = checkout.get("strategy").and_then(Value::as_str).unwrap_or_default();
     !matches!(strategy, "none" | "empty")
@@ -105,7 +105,7 @@ fn parse<I: Inputs>(inputs: Value) -> Result<I, Failure> {
     })
 }
 
-/// Adds the commands that clear files in the job's temporary directory and print the name of the host.
+/// Adds the commands that remove files from the temporary directory and print the name of the host.
 fn prepare(body: &mut Body, session: &DriverState, target: &Target<'_>) {
     let name = session.output.hostname.as_ref().filter(|name| !name.is_empty());
     body.run(&["rm", "-f", &path(target.temp_dir, "gitlab_runner_env"), &path(target.temp_dir, "masking.db")]);

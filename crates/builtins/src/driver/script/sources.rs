@@ -11,7 +11,7 @@ use crate::checkout::short_sha;
 use crate::git_http::without_credentials;
 use crate::shell_text::{push_commands, quote};
 
-/// Variables that would make git use another repository.
+/// Command that unsets the variables that would make git use another repository.
 const UNSET: &str = "unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_COMMON_DIR GIT_NAMESPACE";
 /// Commands that remove lock files and hooks that an earlier job left.
 const REMOVE_LEFTOVERS: &str = "rm -f .git/index.lock .git/shallow.lock .git/HEAD.lock .git/hooks/post-checkout .git/config.lock\n\
@@ -71,7 +71,7 @@ pub(super) fn push(body: &mut Body, target: &Target<'_>, checkout: &Checkout) ->
     Ok(())
 }
 
-/// Adds the commands that remove the work tree.
+/// Adds the commands that remove the files of the work tree.
 pub(super) fn clear(body: &mut Body, target: &Target<'_>) {
     body.notice("Deleting tracked and untracked files...");
     let project = target.project_dir.to_string_lossy();
@@ -107,7 +107,7 @@ fn configure(body: &mut Body, target: &Target<'_>, checkout: &Checkout) {
     if checkout.credential_helper {
         let file = path(target.temp_dir, GLOBAL_GIT_CONFIG);
         body.write_file(&file, "");
-        // The user's own configuration comes first. Its files must be named, because `GIT_CONFIG_GLOBAL` already names the new file.
+        // Git does not read the user's files by default, because `GIT_CONFIG_GLOBAL` names the new file.
         let file = quote(&file);
         body.line(&format!(
             "for _runner_file in \"$HOME/.config/git/config\" \"$HOME/.gitconfig\"; do\n\

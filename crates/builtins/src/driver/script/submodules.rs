@@ -7,7 +7,7 @@ use super::Target;
 use super::frame::{Body, command};
 use crate::checkout::config::external_path;
 
-/// Adds the commands that update the submodules to the commits that the checked-out commit names.
+/// Adds the commands that update the submodules.
 ///
 /// # Errors
 /// [`Failure::Step`] if the strategy is not valid.

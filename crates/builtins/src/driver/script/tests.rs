@@ -52,7 +52,7 @@ fn checkout(strategy: &str, submodules: &str) -> Checkout {
 }
 
 #[test]
-fn checkouts_and_cleanups_are_valid_in_every_shell() {
+fn checkouts_and_cleanups_are_valid_in_sh_and_bash() {
     let mut texts = Vec::new();
     for strategy in ["fetch", "clone", "none", "empty"] {
         for (submodules, depth) in [("none", 0), ("normal", 1), ("recursive", 20)] {
@@ -72,7 +72,7 @@ fn checkouts_and_cleanups_are_valid_in_every_shell() {
         shell(&["sh", "-n"], &text);
         shell(&["bash", "-n"], &text);
         let without_quotes = text.replace(r"it'\''s a $(project)", "");
-        assert!(!without_quotes.contains("$(project)"), "an unquoted path: {text}");
+        assert!(!without_quotes.contains("$(project)"), "each path must be quoted: {text}");
     }
     let mut invalid = Body::default();
     let target = Target { project_dir: Path::new("/p"), temp_dir: Path::new("/p.tmp") };
@@ -130,7 +130,7 @@ fn transfers_pass_patterns_unexpanded_and_tokens_in_the_environment() {
     let caches = CacheRestore { caches: vec![cache] };
     let output = run_in_project("sh", Some(RUNNER), |body, target| caches::restore(body, target, &caches));
     assert!(output.contains("<cache-extractor><--file></c/main/cache.zip><--url><https://s/get?sig=1>"), "{output}");
-    assert!(!output.contains("other"), "a fallback is tried only if there is no cache of the key: {output}");
+    assert!(!output.contains("other"), "a fallback key must be tried only if the key has no cache: {output}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use zstd::bulk::Compressor as ZstdCompressor;
 use super::records::Method;
 use crate::files::format::Level;
 
-/// Minimum number of bytes by which the buffer of compressed bytes grows.
+/// Minimum free space for compressed bytes before each call of the compressor.
 const GROWTH: usize = 64 * 1024;
 /// Number of bytes at the start of a block from which its compressibility is estimated.
 const SAMPLE_BYTES: usize = 16 * 1024;
@@ -46,7 +46,7 @@ impl ZipCompression {
 /// Compresses one block at a time. The result depends only on the block.
 pub(super) enum Compressor {
     Stored,
-    /// `whole` compresses files that are one block, in less time than `blocks`, but it cannot divide a stream into blocks.
+    /// `whole` compresses files of one block, and is faster than `blocks`.
     Deflate {
         whole: WholeCompressor,
         blocks: Box<Compress>,
@@ -114,7 +114,8 @@ impl Compressor {
     }
 }
 
-/// Returns a compressor of whole files. Uses libdeflate one level below `level`, whose output is about as large as zlib's at `level`.
+/// Returns a compressor of whole files. It has the next lower level of libdeflate, if there is one:
+/// the output is then about as large as zlib's.
 fn whole(level: u32) -> io::Result<WholeCompressor> {
     let level = i32::try_from(level.saturating_sub(1).max(1)).map_err(io::Error::other)?;
     let level = CompressionLvl::new(level);

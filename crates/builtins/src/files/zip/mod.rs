@@ -36,9 +36,6 @@ const BATCH_FILES: usize = 64;
 const LARGE_FILE_BYTES: u64 = 2 << 30;
 
 /// Packs `files`, whose paths are relative to `root`.
-///
-/// # Errors
-/// [`Failure`] if a file cannot be read, the target cannot be written, or the job was stopped.
 pub(super) fn pack(
     root: &Path,
     files: &[PathBuf],
@@ -161,7 +158,7 @@ impl Iterator for Plan<'_> {
     }
 }
 
-/// Returns a file with its header. `None` means that it is a socket, a pipe or a device, which has no content.
+/// Returns a file with its header. `None` means that the file is a socket, a pipe or a device.
 fn plan(root: &Path, file: &Path) -> io::Result<Option<PlannedFile>> {
     let metadata = fs::symlink_metadata(root.join(file))?;
     if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {

@@ -64,7 +64,7 @@ impl Fixture {
             .unwrap()
     }
 
-    /// Restores until the state of every entry is known, so that a change cannot have the same ctime.
+    /// Restores until the state of every file and directory is known, so that a change gets another ctime.
     fn settle(&self) -> FileStamps {
         let mut stamps = self.restore(false, FileStamps::default());
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -146,6 +146,7 @@ fn unchanged_files_are_not_written() {
 fn change_with_same_mtime_is_detected_by_ctime() {
     let fixture = Fixture::new();
     let stamps = fixture.settle();
+    // Changes the content of `a/large`.
     change(&fixture.target(), 8, 7);
     fixture.restore(false, stamps);
     assert_eq!(snapshot(&fixture.target()), snapshot(&fixture.template()));
