@@ -39,8 +39,8 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").e
 
 /// Returns the coverage in percent that `expression` (without its slashes) finds in a trace.
 ///
-/// The coverage is the first number in the last match of a line, or in the last group of that match if any group matched. The last line of
-/// the trace with such a number is used. `None` if there is no such line, or if the expression is not valid RE2.
+/// The last match of a line counts: the first number in the last group that matched, or in the whole match if no group did. The last line
+/// of the trace with such a number is used. `None` if there is no such line, or if the expression is not valid RE2.
 #[must_use]
 pub fn find(expression: &str, trace: &str) -> Option<f64> {
     // Reading from memory cannot fail.
@@ -49,7 +49,7 @@ pub fn find(expression: &str, trace: &str) -> Option<f64> {
 
 /// Returns the coverage that `expression` finds in a file, like [`find`].
 ///
-/// Reads the file from its end back to the line that matches. Only a few lines are in memory at a time.
+/// Reads the file from its end back to the line that matches.
 ///
 /// # Errors
 /// Errors of reading.
@@ -68,7 +68,6 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
     Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }
 
-/// Returns the first number in the last match of a line, or in the last group of that match if any group matched.
 fn number(regex: &Regex, line: &str) -> Option<f64> {
     let captures = regex.captures_iter(line).last()?;
     let fragment = captures.iter().skip(1).flatten().last().or_else(|| captures.get(0))?;
@@ -233,8 +232,8 @@ mod tests {
         let mut read = 0;
         let trace = "noise\n".repeat(50_000) + "cov 50%\n";
         let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
-        assert_eq!(find_in("cov", reader).expect("failed to read"), None, "no number in the match");
-        assert_eq!(read, trace.len(), "the whole file is read if nothing is found");
+        assert_eq!(find_in("cov", reader).expect("failed to read"), None, "a match without a number must be ignored");
+        assert_eq!(read, trace.len(), "the whole file must be read if nothing is found");
         read = 0;
         let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
         assert_eq!(find_in(r"cov \d+", reader).expect("failed to read"), Some(50.0));

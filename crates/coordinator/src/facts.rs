@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Access to the files of a pipeline, shared between threads. Kept in memory with the pipeline, to compile its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
-/// The sources of a pipeline without files: it has no child pipelines and no includes.
+/// Sources without files, for pipelines without includes and child pipelines.
 #[derive(Debug, Clone, Copy)]
 pub struct NoFiles;
 
@@ -78,7 +78,7 @@ impl ProjectFacts {
 pub struct GitFacts {
     /// ID of the commit.
     pub sha: String,
-    /// ID of the previous commit of the ref, or 40 zeros for the first commit.
+    /// Value of `CI_COMMIT_BEFORE_SHA`.
     pub before_sha: String,
     /// `sha1` or `sha256`.
     pub object_format: String,

@@ -37,7 +37,7 @@ pub struct History {
 pub struct JobSetup {
     /// Variables that the runner of the job got, without the token.
     pub variables: Vec<Variable>,
-    /// Archives of earlier jobs that still exist.
+    /// Archives that earlier jobs uploaded, and that still exist.
     pub archives: Vec<File>,
     /// Messages about outputs of earlier jobs that no longer exist.
     pub missing: Vec<String>,
@@ -57,7 +57,7 @@ impl History {
     /// Opens the state directory of a run without changing it.
     ///
     /// # Errors
-    /// [`OpenError`] if it is not the directory of a run, or was written by a newer version.
+    /// [`OpenError`], for example if `dir` contains no run.
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
         let store = SqliteStore::open_read_only(dir).await?;
         let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::open_read_only(dir));

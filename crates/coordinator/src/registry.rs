@@ -58,7 +58,6 @@ impl RunnerRegistry {
         }
     }
 
-    /// Returns a runner.
     pub(crate) fn get(&self, runner: RunnerId) -> Option<&RunnerRow> {
         self.runners.get(&runner)
     }

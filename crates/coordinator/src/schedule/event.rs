@@ -88,7 +88,7 @@ pub enum Outcome {
     },
 }
 
-/// Target of a cancellation: one job, or all jobs of a pipeline.
+/// Target of a cancellation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// All jobs of a pipeline and of its descendants.
