@@ -48,7 +48,6 @@ pub(super) struct PipelineState {
     pub(super) groups: Vec<Option<usize>>,
     /// Status that was last published.
     pub(super) status: JobStatus,
-    /// Counts of all jobs.
     total: Counts,
     stages: Vec<StageCounts>,
     /// Index of the first stage with an unfinished job, or the number of stages.
@@ -150,14 +149,12 @@ impl PipelineState {
         state
     }
 
-    /// Returns a job.
     pub(super) fn entry(&self, job_index: usize) -> Option<JobEntry<'_>> {
         let (node, state) = self.graph.nodes.get(job_index).zip(self.jobs.get(job_index))?;
         let group = self.groups.get(job_index).copied().flatten();
         Some(JobEntry { pipeline: self, job_index, node, state, group })
     }
 
-    /// Returns all jobs.
     pub(super) fn entries(&self) -> impl Iterator<Item = JobEntry<'_>> {
         (0..self.jobs.len()).filter_map(|job_index| self.entry(job_index))
     }
@@ -172,7 +169,7 @@ impl PipelineState {
         self.total.has_warnings()
     }
 
-    /// Changes one job, updates the counters, and adds the created jobs that may be ready because of it to `wake`.
+    /// Changes one job, updates the counters, and adds the created jobs that may be ready now to `wake`.
     pub(super) fn change(
         &mut self,
         job_index: usize,
@@ -218,7 +215,7 @@ impl PipelineState {
         }
     }
 
-    /// Moves the current stage forward by one if it has no unfinished job. Returns whether it did.
+    /// Enters the next stage if the current stage has no unfinished job. Returns whether the stage was entered.
     fn enter_next_stage(&mut self) -> bool {
         match self.stages.get(self.current_stage) {
             Some(counts) if counts.unfinished == 0 => {

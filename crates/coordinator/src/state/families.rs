@@ -1,8 +1,8 @@
 //! Families of pipelines: a pipeline with all its descendants. A family is either completely in memory or not in memory.
 //!
 //! A family is *finished* if it makes no progress without a command: each of its pipelines has ended, and each of its jobs has ended or
-//! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows are removed from memory. They
-//! are read again before a command changes the family. If the command starts a job, the family is open again.
+//! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows can be removed from memory.
+//! They are read again before a command changes the family. If the command starts a job, the family is open again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

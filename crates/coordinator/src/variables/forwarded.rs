@@ -27,7 +27,7 @@ pub fn forwarded(
     let pipeline_id = vec![Variable::public("CI_PIPELINE_ID", pipeline.to_string())];
     let mut known = layers::merge([pipeline_id, rule_variables(context, job), dotenv.clone()]);
     expand::expand_all(&mut known);
-    // The content of file and raw variables is not inserted into other variables. The new pipeline has them under the same name.
+    // References to file and raw variables are kept. The new pipeline expands them.
     let lookup = |name: &str| {
         let variable = known.iter().rfind(|variable| variable.key == name)?;
         Some(if variable.file || variable.raw { format!("${{{name}}}") } else { variable.value.clone() })

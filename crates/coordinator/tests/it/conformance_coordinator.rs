@@ -50,7 +50,7 @@ async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
     harness.clock.advance(Duration::from_secs(600));
     manager.succeed(&wait).await;
     let assigned = manager.next_job().await;
-    assert_eq!(assigned.job_info.name, "unlisted", "a job that does not list the producer still runs");
+    assert_eq!(assigned.job_info.name, "unlisted", "a job that does not list the producer must still run");
     assert!(assigned.dependencies.is_empty());
     let listed = harness.job(id, "listed").await;
     assert_eq!(listed.failure_reason, Some(FailureReason::MissingDependencyFailure));
@@ -160,7 +160,7 @@ async fn c193_bridge_forwards_the_configured_variables() {
     assert_eq!(values_in(children[0]), (Some("1"), None));
     assert_eq!(values_in(children[1]), (None, None));
     assert_eq!(values_in(children[2]), (Some("1"), Some("run")));
-    assert_eq!(values_in(grandchild).1, None, "pipeline variables are only forwarded to direct children");
+    assert_eq!(values_in(grandchild).1, None, "pipeline variables must only be forwarded to direct children");
 }
 
 #[tokio::test]
