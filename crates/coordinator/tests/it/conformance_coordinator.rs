@@ -308,7 +308,7 @@ async fn played_job_gets_the_entered_variables_and_retry_adds_an_attempt() {
     let m = manager.next_job().await;
     assert_eq!(value(&m, "TYPED"), Some("yes"));
     manager.succeed(&m).await;
-    assert!(harness.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "the job has ended");
+    assert!(harness.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "an ended job must not start");
     let failed = harness.job(id, "b").await;
     let retry = harness.coordinator.retry_job(failed.id).await.expect("was not retried");
     assert_ne!(retry, failed.id);
@@ -330,7 +330,7 @@ async fn pipeline_with_a_cycle_of_needs_is_rejected() {
         |name: &str| muster_pipeline::model::Need::Job { name: name.to_owned(), artifacts: true, optional: false };
     cycle.needs = Some(vec![need("a")]);
     let new = crate::support::new_pipeline(pipeline(vec![vec![cycle]]), std::sync::Arc::new(Files(Vec::new())));
-    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle was accepted");
+    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle must be rejected");
     assert!(error.to_string().contains("`a`"), "{error}");
     assert!(harness.coordinator.pipelines(None, 10).await.expect("the coordinator is not running").is_empty());
 }

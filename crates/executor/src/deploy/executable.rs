@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn only_slow_connections_are_compressed() {
         let second = Duration::from_secs(1);
-        assert_eq!(compression_level(0, second), Compression::none(), "compressed before the bandwidth was known");
+        assert_eq!(compression_level(0, second), Compression::none(), "the bandwidth is not known yet");
         assert_eq!(compression_level(5 * 1024 * 1024, second), Compression::new(6));
         assert_eq!(compression_level(100 * 1024 * 1024, second), Compression::none());
     }

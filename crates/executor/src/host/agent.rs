@@ -157,7 +157,7 @@ pub(super) fn record_this_process(record: &Path) {
 /// Checks the directory of the socket before the first agent is needed.
 ///
 /// # Errors
-/// [`ExecutorError::File`] if other users can write to it.
+/// [`ExecutorError::File`] if another user owns the directory or can write to it.
 pub(super) fn check(environment: &HostEnvironment) -> Result<(), ExecutorError> {
     check_directory(&environment.socket, environment.user)
 }

@@ -115,7 +115,7 @@ fn thousands_of_jobs_are_scheduled() {
         if let Action::Enqueue { job } = action {
             actions.extend(engine.apply(Event::JobAssigned { job, supports_graceful_cancel: false }, 0).unwrap());
             actions.extend(engine.apply(Event::JobFinished { job, outcome: Outcome::Success }, 0).unwrap());
-            assert!(enqueued.insert(job), "{job} was enqueued twice");
+            assert!(enqueued.insert(job), "{job} must be enqueued only once");
         }
     }
     assert_eq!(enqueued.len(), 5_000);
