@@ -97,7 +97,7 @@ pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses
 
 /// Checks that there is an agent for the instance's platform before the instance is reached.
 ///
-/// The configuration or the plugin states the platform. Otherwise it is the platform of the manager.
+/// The configuration or the plugin states the platform. An empty `os` or `arch` means that of the manager.
 ///
 /// # Errors
 /// [`DeployError::UnsupportedInstance`] if the platform has no agent.

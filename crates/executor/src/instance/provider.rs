@@ -192,7 +192,7 @@ impl InstanceExecutor {
 
     /// Stops like [`Self::stop`], for a runner that was removed from the configuration or has another executor now.
     ///
-    /// Deletes all instances of the runner, and after the last one the ledger. Returns the IDs of the remaining instances.
+    /// Deletes all instances of the runner, and after the last one the ledger. Returns what remains.
     ///
     /// # Errors
     /// See [`Self::stop`]. The ledger is then kept.

@@ -301,7 +301,7 @@ mod tests {
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start used another ledger");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start must use the same ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
