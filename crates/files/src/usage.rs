@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(measured(&dir.path().join("none"), u64::MAX).bytes, 0);
         let mut stopped = DiskUsage::default();
         stopped.add(dir.path(), u64::MAX, &|| true);
-        assert!(stopped.bytes <= empty, "entries were counted after a stop");
+        assert!(stopped.bytes <= empty, "no entries must be counted after a stop");
     }
 
     /// Lower layers of an overlay have other device numbers, as subvolumes of btrfs do.
