@@ -12,9 +12,9 @@ use regex::Regex;
 
 /// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
 const TIMESTAMP_LEN: usize = 32;
-/// Number of bytes that are read at a time.
+/// Maximum number of bytes that are read at a time.
 const CHUNK: u64 = 64 * 1024;
-/// Maximum length of a line in bytes. If a line is longer, only its end is searched.
+/// Length of a line in bytes above which only the end of the line may be searched.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Matches section markers, and escape sequences for colors and cursor movements.
@@ -106,7 +106,7 @@ fn truncate_front(text: &mut String) {
     }
 }
 
-/// The lines of a file, last line first. If a line is longer than [`MAX_LINE`], only its end is returned.
+/// The lines of a file, last line first. If a line is longer than [`MAX_LINE`], only its end may be returned.
 struct LinesFromEnd<T> {
     file: T,
     /// Number of bytes at the start of the file that were not read yet.

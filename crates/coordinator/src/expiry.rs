@@ -62,7 +62,7 @@ impl ArtifactExpiry {
         is_earliest
     }
 
-    /// Queries the store for artifacts that have expired by `now`. If work is in progress, the query follows when it is done.
+    /// Queries the store for artifacts that have expired by `now`. If files are being deleted, the query follows the deletion.
     pub(crate) fn query(&mut self, now: Timestamp) {
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {

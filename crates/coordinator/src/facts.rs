@@ -112,7 +112,7 @@ pub struct NewPipeline {
     pub git: GitFacts,
     /// Files for the configurations of child pipelines.
     pub sources: SharedSources,
-    /// Full names of manual jobs that start automatically in this pipeline.
+    /// Full names of requested jobs ([`crate::schedule::PipelineOptions::play`]).
     pub play: Vec<String>,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: BTreeMap<String, Secret>,
@@ -121,7 +121,7 @@ pub struct NewPipeline {
 }
 
 impl NewPipeline {
-    /// Returns a pipeline that has no secrets, no parent, and no manual jobs that start automatically.
+    /// Returns a pipeline without secrets, parent and requested jobs.
     #[must_use]
     pub fn new(
         project: ProjectFacts,

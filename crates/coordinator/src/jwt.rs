@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::assignment::JobAssignment;
 
-/// Seconds by which a token is already valid before its creation, for verifiers whose clocks are slow.
+/// Number of seconds before its creation from which a token is valid, for verifiers whose clocks are slow.
 const CLOCK_SKEW: i64 = 5;
 
 /// Reason why a token could not be signed.

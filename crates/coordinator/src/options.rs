@@ -11,7 +11,7 @@ use crate::clock::{Clock, SystemClock};
 /// Options for opening a coordinator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Directory of database, traces and artifacts. Created if necessary.
+    /// Directory of the database, the traces and the artifacts. Created if necessary.
     pub dir: PathBuf,
     /// Source of time.
     pub clock: Arc<dyn Clock>,

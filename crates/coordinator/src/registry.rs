@@ -62,7 +62,6 @@ impl RunnerRegistry {
         self.runners.get(&runner)
     }
 
-    /// Returns whether a manager is registered.
     pub(crate) fn has_manager(&self, runner: RunnerId, system_id: &str) -> bool {
         self.managers.contains_key(&(runner, system_id.to_owned()))
     }

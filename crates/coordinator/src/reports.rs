@@ -120,7 +120,7 @@ impl Actor {
 
     /// Adds the row of an uploaded file.
     ///
-    /// Returns the result, and the file that must be deleted: the replaced file, or the new file if it was rejected.
+    /// Returns the result, and the file to delete, if any: the replaced file, or the new file if it was rejected.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         let previous = self.state.artifact(job, &kind).map(|row| row.filename.clone());

@@ -21,7 +21,7 @@ pub(crate) struct Undispatchable {
 }
 
 impl Undispatchable {
-    /// Returns the failure of a job whose `dependency` does not exist.
+    /// Returns the failure of a job because a row that the job depends on, such as its pipeline, does not exist.
     pub(crate) fn missing(dependency: &str) -> Self {
         Self { reason: FailureReason::SchedulerFailure, message: format!("the {dependency} no longer exists") }
     }

@@ -165,7 +165,7 @@ pub struct StuckJob {
     pub reason: String,
 }
 
-/// A change of a pipeline or job. A receiver that lags must read the pipelines again.
+/// A change of a pipeline, a job, a trace or the store. A receiver that lags must read the pipelines again.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A job was created or changed.

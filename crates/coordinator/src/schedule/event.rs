@@ -322,7 +322,7 @@ pub enum RejectedEvent {
         /// Status of the bridge.
         status: JobStatus,
     },
-    /// The bridge mirrors its child pipeline and cannot be started itself.
-    #[error("{0} mirrors its child pipeline; act on the child's jobs instead")]
+    /// The bridge has started a pipeline, so neither its start nor its delay can be changed.
+    #[error("{0} has started a pipeline; act on the jobs of that pipeline instead")]
     FollowsChild(JobRef),
 }

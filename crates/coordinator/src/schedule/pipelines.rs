@@ -9,7 +9,6 @@ use super::event::{Action, Child, JobRef, JobState, RejectedEvent};
 use super::groups::Member;
 use super::state::{JobEntry, PipelineState};
 
-/// All pipelines of one engine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pipelines(BTreeMap<PipelineId, PipelineState>);
 

@@ -1,7 +1,7 @@
 //! The state of one pipeline: the state of each job, and counters that show which jobs are ready without a scan of all jobs.
 //!
 //! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job: a job that later
-//!   jobs must wait for. A job without `needs` can start if and only if it is in this stage. All these jobs have the same input: the
+//!   jobs must wait for. A job without `needs` is ready if and only if it is in this stage. All these jobs have the same input: the
 //!   composite status of the earlier stages.
 //! - For a job with `needs`, the number of unfinished needs is counted.
 //!
@@ -32,7 +32,6 @@ pub(super) enum Readiness {
     Delay,
 }
 
-/// The state of one pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PipelineState {
     pub(super) id: PipelineId,

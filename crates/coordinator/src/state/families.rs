@@ -59,7 +59,6 @@ impl CoordinatorState {
         }
     }
 
-    /// Adds the row of a pipeline.
     pub(crate) fn add_pipeline(&mut self, row: PipelineRow) {
         self.families.entry(row.root).or_default().push(row.id);
         self.pipelines.insert(row.id, row);
@@ -70,7 +69,6 @@ impl CoordinatorState {
         self.pipelines.get(&pipeline).map(|row| row.root)
     }
 
-    /// Returns the pipelines of a family.
     pub(crate) fn family(&self, root: PipelineId) -> impl Iterator<Item = &PipelineRow> {
         self.families.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
     }

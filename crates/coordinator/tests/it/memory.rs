@@ -1,4 +1,6 @@
-//! Finished pipelines, which are read from the store. The harness of all tests keeps none of them in memory.
+//! Finished pipelines, which are read from the store, and a coordinator in memory.
+//!
+//! The harness of all tests keeps no finished pipelines in memory.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 

@@ -27,7 +27,7 @@ impl Addresses {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
     }
 
-    /// Returns whether the instance is on the manager's host. An address may have a port.
+    /// Returns whether the instance is on the manager's host: an address is a loopback address, with or without a port.
     pub(super) fn are_of_this_host(&self) -> bool {
         [&self.internal, &self.external].into_iter().any(|address| is_loopback(address))
     }

@@ -54,7 +54,7 @@ pub struct InstanceOptions {
     pub requests: usize,
     /// File of the scaler's ledger. Its directory exists.
     pub ledger: PathBuf,
-    /// Lock of the ledger. An executor that is shutting down holds it until its last instance is deleted.
+    /// Lock of the ledger. An executor holds the lock until it has stopped.
     pub ledger_lock: Arc<tokio::sync::Mutex<()>>,
     /// Agent for machines of the manager's platform.
     pub executable: Arc<Executable>,

@@ -3,7 +3,7 @@
 //! In the ledger, the scaler records its instances and their leases. The owner file beside it names the runner.
 //!
 //! The key of a runner without an `id` is derived from its token. If the token changes, the runner finds its ledger by URL and name, which
-//! are in the owner file. The stored jobs of the runner are found in the same way.
+//! are in the owner file.
 
 use std::collections::BTreeSet;
 use std::io;
