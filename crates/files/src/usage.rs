@@ -113,7 +113,7 @@ struct Level {
     entries: Dir,
     /// Number of the device of the directory.
     device: u64,
-    /// Whether the directory belongs to the user of this process, or is the measured one.
+    /// Whether the directory belongs to the user of this process, or is the top directory.
     is_own: bool,
 }
 
@@ -222,7 +222,7 @@ mod tests {
         let empty_files = measured(dir.path(), u64::MAX).bytes;
         assert!(empty_files >= 200 * MIN_ENTRY_BYTES, "{empty_files}");
         let limited = measured(dir.path(), 50 * MIN_ENTRY_BYTES).bytes;
-        assert!(limited < empty_files, "{limited} of {empty_files} bytes were counted");
+        assert!(limited < empty_files, "the measurement must end early: {limited} of {empty_files} bytes");
     }
 
     #[test]

@@ -229,7 +229,7 @@ fn socket_of_a_long_state_directory_is_private() {
         let is_private = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
         assert!(is_private && found.mode() & 0o077 == 0, "{}", directory.display());
         let parent = std::fs::metadata(directory.parent().unwrap()).unwrap();
-        assert!(parent.mode() & 0o002 == 0, "other users can write above {}", directory.display());
+        assert!(parent.mode() & 0o002 == 0, "other users must not be able to write above {}", directory.display());
     }
 }
 
