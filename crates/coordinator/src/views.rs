@@ -36,7 +36,7 @@ pub struct PipelineSummary {
     /// Time when the pipeline became complete. `None` while its status is not final.
     #[serde(with = "time::serde::rfc3339::option")]
     pub finished_at: Option<Timestamp>,
-    /// Messages from the coordinator, such as a full disk.
+    /// Reason why the store cannot be written, if it cannot. Always empty for a complete pipeline.
     pub problems: Vec<String>,
 }
 

@@ -234,7 +234,7 @@ pub enum Action {
         /// The pending job.
         job: JobRef,
     },
-    /// Send [`Event::TimerFired`] at a given time. The event may be omitted once the job is no longer scheduled; a late event is rejected.
+    /// Send [`Event::TimerFired`] at a given time. If the job is no longer scheduled, the event is rejected, and may be omitted.
     StartTimer {
         /// The delayed job.
         job: JobRef,
@@ -314,7 +314,7 @@ pub enum RejectedEvent {
     /// The event is for bridges, and the job is not a bridge.
     #[error("{0} is not a bridge")]
     NotABridge(JobRef),
-    /// The bridge does not wait for a pipeline: it was canceled, or already has one.
+    /// The bridge does not wait for a pipeline, for example because it was canceled or already has one.
     #[error("{job} is {status} and does not wait for its pipeline to be created")]
     BridgeNotWaiting {
         /// The bridge.

@@ -255,7 +255,7 @@ async fn c197_job_that_times_out_fails_with_the_timeout_reason() {
     assert_eq!(
         (t.runner_info.timeout, u.runner_info.timeout),
         (2, 600),
-        "the timeout of the job or project, but at most the runner's maximum"
+        "the timeout must be that of the job or project, but at most the runner's maximum"
     );
     manager.fail(&t, "job_execution_timeout", None).await;
     let view = harness.job(id, "t").await;
