@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn lines_are_complete_when_chunks_end_within_them() {
-        let chunk = usize::try_from(CHUNK).expect("small");
+        let chunk = usize::try_from(CHUNK).expect("the size does not fit");
         for shift in [chunk - 12, chunk - 11, chunk - 6, chunk - 5, chunk - 1, chunk, chunk + 1, 3 * chunk - 6] {
             // A chunk ends within the line with the number.
             let trace = format!("cov 7%\nä\ncov 12.5%\n{}\n", "x\n".repeat(shift / 2) + &"y".repeat(shift % 2));
@@ -237,7 +237,7 @@ mod tests {
         read = 0;
         let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
         assert_eq!(find_in(r"cov \d+", reader).expect("failed to read"), Some(50.0));
-        assert_eq!(read, usize::try_from(CHUNK).expect("small"));
+        assert_eq!(read, usize::try_from(CHUNK).expect("the size does not fit"));
     }
 
     #[test]

@@ -153,7 +153,7 @@ pub struct NewRunner {
     pub description: String,
     /// Tags of the runner. Unless `any_tags` is set, the runner only gets jobs whose tags are all in this list.
     pub tags: Vec<String>,
-    /// Whether the runner gets jobs whatever their tags are. Intended for the only runner of a machine.
+    /// Whether the runner gets tagged jobs whatever their tags are. Intended for the only runner of a machine.
     pub any_tags: bool,
     /// Whether the runner gets jobs without tags.
     pub run_untagged: bool,

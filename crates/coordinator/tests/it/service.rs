@@ -192,7 +192,7 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
     }
     tokio::time::timeout(TIMEOUT, workers.join_all())
         .await
-        .expect("a job of the group and the six jobs outside the group did not run in parallel");
+        .expect("a job of the group and the six jobs outside the group must run in parallel");
     let view = harness.view(pipeline).await;
     let (grouped, ungrouped): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {

@@ -81,7 +81,7 @@ fn graphs_with_unsatisfiable_needs_are_rejected() {
     assert!(matches!(Graph::new(&outside), Err(GraphError::UnknownStage { .. })));
 }
 
-/// Schedules 5,000 jobs in 100 stages, half of them with needs. Each job is enqueued once.
+/// Schedules 5,000 jobs in 100 stages, about half of them with needs. Each job is enqueued once.
 #[test]
 fn thousands_of_jobs_are_scheduled() {
     let mut model = pipeline("s0:");
