@@ -239,7 +239,7 @@ impl Session for EndlessOutput {
         let output = output.expect("the caller must limit the output with its own writer");
         let mut written = 0;
         loop {
-            assert!(written < 64 << 20, "{written} bytes of output are in memory");
+            assert!(written < 64 << 20, "the output must be limited, but {written} bytes were accepted");
             let what = "failed to write the output";
             output.write_all(&[b'y'; 64 * 1024]).await.map_err(|source| RunError::Local { operation: what, source })?;
             written += 64 * 1024;
