@@ -12,9 +12,9 @@ use regex::Regex;
 
 /// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
 const TIMESTAMP_LEN: usize = 32;
-/// Number of bytes that are read at a time.
+/// Maximum number of bytes that are read at a time.
 const CHUNK: u64 = 64 * 1024;
-/// Maximum length of a line in bytes. If a line is longer, only its end is searched.
+/// Length of a line in bytes above which only the end of the line may be searched.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Matches section markers, and escape sequences for colors and cursor movements.
@@ -39,8 +39,8 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").e
 
 /// Returns the coverage in percent that `expression` (without its slashes) finds in a trace.
 ///
-/// The coverage is the first number in the last match of a line, or in the last group of that match if any group matched. The last line of
-/// the trace with such a number is used. `None` if there is no such line, or if the expression is not valid RE2.
+/// The last match of a line counts: the first number in the last group that matched, or in the whole match if no group did. The last line
+/// of the trace with such a number is used. `None` if there is no such line, or if the expression is not valid RE2.
 #[must_use]
 pub fn find(expression: &str, trace: &str) -> Option<f64> {
     // Reading from memory cannot fail.
@@ -49,7 +49,7 @@ pub fn find(expression: &str, trace: &str) -> Option<f64> {
 
 /// Returns the coverage that `expression` finds in a file, like [`find`].
 ///
-/// Reads the file from its end back to the line that matches. Only a few lines are in memory at a time.
+/// Reads the file from its end back to the line that matches.
 ///
 /// # Errors
 /// Errors of reading.
@@ -68,7 +68,6 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
     Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }
 
-/// Returns the first number in the last match of a line, or in the last group of that match if any group matched.
 fn number(regex: &Regex, line: &str) -> Option<f64> {
     let captures = regex.captures_iter(line).last()?;
     let fragment = captures.iter().skip(1).flatten().last().or_else(|| captures.get(0))?;
@@ -107,7 +106,7 @@ fn truncate_front(text: &mut String) {
     }
 }
 
-/// The lines of a file, last line first. If a line is longer than [`MAX_LINE`], only its end is returned.
+/// The lines of a file, last line first. If a line is longer than [`MAX_LINE`], only its end may be returned.
 struct LinesFromEnd<T> {
     file: T,
     /// Number of bytes at the start of the file that were not read yet.
@@ -219,7 +218,7 @@ mod tests {
 
     #[test]
     fn lines_are_complete_when_chunks_end_within_them() {
-        let chunk = usize::try_from(CHUNK).expect("small");
+        let chunk = usize::try_from(CHUNK).expect("the size does not fit");
         for shift in [chunk - 12, chunk - 11, chunk - 6, chunk - 5, chunk - 1, chunk, chunk + 1, 3 * chunk - 6] {
             // A chunk ends within the line with the number.
             let trace = format!("cov 7%\nä\ncov 12.5%\n{}\n", "x\n".repeat(shift / 2) + &"y".repeat(shift % 2));
@@ -233,12 +232,12 @@ mod tests {
         let mut read = 0;
         let trace = "noise\n".repeat(50_000) + "cov 50%\n";
         let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
-        assert_eq!(find_in("cov", reader).expect("failed to read"), None, "no number in the match");
-        assert_eq!(read, trace.len(), "the whole file is read if nothing is found");
+        assert_eq!(find_in("cov", reader).expect("failed to read"), None, "a match without a number must be ignored");
+        assert_eq!(read, trace.len(), "the whole file must be read if nothing is found");
         read = 0;
         let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
         assert_eq!(find_in(r"cov \d+", reader).expect("failed to read"), Some(50.0));
-        assert_eq!(read, usize::try_from(CHUNK).expect("small"));
+        assert_eq!(read, usize::try_from(CHUNK).expect("the size does not fit"));
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn parse_line(line: &str) -> Result<(&str, &str), &'static str> {
     let (key, value) = line.split_once('=').ok_or("it has no `=`")?;
     let key = key.trim();
     if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-        return Err("a key may contain only letters, digits and underscores");
+        return Err("a key must consist of letters, digits and underscores");
     }
     let value = value.trim();
     for quote in ['"', '\''] {

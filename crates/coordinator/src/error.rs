@@ -1,4 +1,4 @@
-//! Errors of the coordinator. Messages about a state directory that cannot be opened include the remedy.
+//! Errors of the coordinator.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ impl BlobError {
 /// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CoordinatorError {
-    /// The pipeline or job does not exist.
+    /// The pipeline, job or artifact does not exist.
     #[error("not found: {0}")]
     NotFound(String),
     /// The jobs of the pipeline cannot be scheduled.
@@ -126,10 +126,10 @@ pub enum CoordinatorError {
     /// A bridge was started with variables.
     #[error("a bridge cannot be started with variables")]
     BridgeVariables,
-    /// The store failed. No change was acknowledged.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A trace or an artifact could not be read.
+    /// A trace or an artifact could not be accessed.
     #[error(transparent)]
     Blob(#[from] BlobError),
     /// The coordinator is shut down.

@@ -22,9 +22,9 @@ use crate::store::{ArtifactRow, Store};
 /// Maximum number of artifacts that are deleted in one batch.
 const MAX_DELETIONS: usize = 64;
 
-/// Minimum delay before the next query, if expired artifacts were found or could not be read.
+/// Minimum delay of the timer for the next query, after a query that found expired artifacts or failed.
 ///
-/// Some of the artifacts that were found may not be deleted, because they are in use or the deletion fails.
+/// Artifacts that are in use or that cannot be deleted are found again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Result of a query for expired artifacts, or of a deletion.
@@ -62,7 +62,7 @@ impl ArtifactExpiry {
         is_earliest
     }
 
-    /// Queries the store for artifacts that have expired by `now`. If work is in progress, the query follows when it is done.
+    /// Queries the store for artifacts that have expired by `now`. If files are being deleted, the query follows the deletion.
     pub(crate) fn query(&mut self, now: Timestamp) {
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {
@@ -98,7 +98,7 @@ impl ArtifactExpiry {
     ) -> Option<Timestamp> {
         match step {
             ExpiryStep::Found(Ok((expired, next))) => {
-                // An artifact may have been uploaded again after the query. Only open jobs upload, so its row is in memory then.
+                // An artifact may have been uploaded again after the query. Only open jobs upload, and their rows are in memory.
                 let is_expired = |row: &ArtifactRow| {
                     let current = state.artifact(row.job, &row.kind);
                     current.is_none_or(|current| current.expires_at.is_some_and(|at| at <= now) && !current.deleted)

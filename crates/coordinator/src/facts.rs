@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Access to the files of a pipeline, shared between threads. Kept in memory with the pipeline, to compile its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
-/// The sources of a pipeline without files: it has no child pipelines and no includes.
+/// Sources without files, for pipelines without includes and child pipelines.
 #[derive(Debug, Clone, Copy)]
 pub struct NoFiles;
 
@@ -78,7 +78,7 @@ impl ProjectFacts {
 pub struct GitFacts {
     /// ID of the commit.
     pub sha: String,
-    /// ID of the previous commit of the ref, or 40 zeros for the first commit.
+    /// Value of `CI_COMMIT_BEFORE_SHA`.
     pub before_sha: String,
     /// `sha1` or `sha256`.
     pub object_format: String,
@@ -112,7 +112,7 @@ pub struct NewPipeline {
     pub git: GitFacts,
     /// Files for the configurations of child pipelines.
     pub sources: SharedSources,
-    /// Full names of manual jobs that start automatically in this pipeline.
+    /// Full names of requested jobs ([`crate::schedule::PipelineOptions::play`]).
     pub play: Vec<String>,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: BTreeMap<String, Secret>,
@@ -121,7 +121,7 @@ pub struct NewPipeline {
 }
 
 impl NewPipeline {
-    /// Returns a pipeline that has no secrets, no parent, and no manual jobs that start automatically.
+    /// Returns a pipeline without secrets, parent and requested jobs.
     #[must_use]
     pub fn new(
         project: ProjectFacts,
@@ -153,7 +153,7 @@ pub struct NewRunner {
     pub description: String,
     /// Tags of the runner. Unless `any_tags` is set, the runner only gets jobs whose tags are all in this list.
     pub tags: Vec<String>,
-    /// Whether the runner gets jobs whatever their tags are. Intended for the only runner of a machine.
+    /// Whether the runner gets tagged jobs whatever their tags are. Intended for the only runner of a machine.
     pub any_tags: bool,
     /// Whether the runner gets jobs without tags.
     pub run_untagged: bool,

@@ -32,12 +32,12 @@ pub struct History {
     blobs: Arc<dyn Blobs>,
 }
 
-/// What a job got from its pipeline: variables, archives and the commit.
+/// What a job got: variables, archives and the commit.
 #[derive(Debug)]
 pub struct JobSetup {
-    /// Variables that the runner of the job got, without the token.
+    /// Variables of the job, with an empty token, and without ID tokens and secrets.
     pub variables: Vec<Variable>,
-    /// Archives of earlier jobs that still exist.
+    /// Archives that earlier jobs uploaded, and that still exist.
     pub archives: Vec<File>,
     /// Messages about outputs of earlier jobs that no longer exist.
     pub missing: Vec<String>,
@@ -57,7 +57,7 @@ impl History {
     /// Opens the state directory of a run without changing it.
     ///
     /// # Errors
-    /// [`OpenError`] if it is not the directory of a run, or was written by a newer version.
+    /// [`OpenError`], for example if `dir` contains no run.
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
         let store = SqliteStore::open_read_only(dir).await?;
         let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::open_read_only(dir));
@@ -80,7 +80,7 @@ impl History {
     /// Returns a pipeline with its jobs.
     ///
     /// # Errors
-    /// [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::NotFound`] or [`CoordinatorError::Store`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
         self.stored_pipelines.pipeline(pipeline).await
     }
@@ -88,7 +88,7 @@ impl History {
     /// Returns the variables, the archives and the commit that a job got.
     ///
     /// # Errors
-    /// [`CoordinatorError::NotFound`].
+    /// [`CoordinatorError::NotFound`] if the job does not exist, or another [`CoordinatorError`].
     pub async fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
         let missing = || not_found(Member::Job(job));
         let mut state = self.stored_pipelines.family(Member::Job(job)).await?;
@@ -142,7 +142,7 @@ impl History {
     /// Opens a file that a job uploaded.
     ///
     /// # Errors
-    /// [`CoordinatorError::NotFound`] if it has expired, [`CoordinatorError::Blob`].
+    /// [`CoordinatorError::NotFound`] if the file was deleted, or [`CoordinatorError::Blob`].
     pub async fn open_artifact(&self, job: JobId, artifact: &ArtifactView) -> Result<File, CoordinatorError> {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         self.stored_pipelines.open(&ArtifactName { job, kind, filename }).await

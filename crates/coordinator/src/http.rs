@@ -20,7 +20,7 @@ use crate::coordinator::Coordinator;
 pub struct Repository {
     /// Path of the bare repository.
     pub path: PathBuf,
-    /// Path of the project, `group/app`. Served with and without `.git`.
+    /// Path of the project, `group/app`. The URL of the repository has this path, with or without `.git`.
     pub project_path: String,
 }
 
@@ -35,7 +35,7 @@ impl HttpServer {
     /// Binds an address. Port 0 selects any free port.
     ///
     /// # Errors
-    /// Error of the system if the address is in use or does not belong to this machine.
+    /// Error of the system, for example if the address is in use.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;

@@ -1,6 +1,6 @@
 //! ID tokens: signed claims about a job, for other services (docs/spec/pipeline-yaml.md, section 1.2, `id_tokens`).
 //!
-//! The claims are the same as GitLab's. Tokens are signed with ES256 and a key from the caller. Verifiers need [`Signer::public_key`].
+//! Tokens are signed with ES256 and a key from the caller. Verifiers need [`Signer::public_key`].
 
 use std::fmt;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::assignment::JobAssignment;
 
-/// Maximum difference between the clocks of signer and verifier, in seconds.
+/// Number of seconds before its creation from which a token is valid, for verifiers whose clocks are slow.
 const CLOCK_SKEW: i64 = 5;
 
 /// Reason why a token could not be signed.

@@ -129,13 +129,13 @@ mod tests {
     #[test]
     fn job_token_is_valid_for_one_assignment() {
         let dir = tempfile::tempdir().expect("failed to create a directory");
-        let keys = Keys::open(dir.path()).expect("a key");
+        let keys = Keys::open(dir.path()).expect("failed to create the key");
         let token = keys.job_token(JobId(7), 2);
         assert_eq!(keys.assignment_of(JobId(7), &token), Some(2));
         assert_eq!(keys.assignment_of(JobId(8), &token), None);
         assert_eq!(keys.assignment_of(JobId(7), &token.replace("-2-", "-3-")), None);
         assert_eq!(keys.assignment_of(JobId(7), "glcbt-7-2-"), None);
-        let reopened = Keys::open(dir.path()).expect("the same key");
+        let reopened = Keys::open(dir.path()).expect("failed to read the key");
         assert_eq!(reopened.job_token(JobId(7), 2), token);
     }
 }

@@ -5,8 +5,8 @@
 //!                 +--> commands --> actor --> engine -+--> answers            then answered,
 //! runner API -----+      (bounded)  (one task)        +--> events, long polls then published
 //! ```
-//! One task owns the state of all open pipelines. Finished pipelines are in the store, which [`History`] also reads. The
-//! [`outbox`] stores an event for each change of a job. Traces and artifacts are files beside the database.
+//! One task owns the state of all open pipelines. Finished pipelines are in the store, which [`History`] also reads. Traces and
+//! artifacts are files beside the database.
 //!
 //! Invariants (J1 to J3 are those of ARCHITECTURE.md): an answer is only sent after the changes it reports are durable. A job is
 //! assigned to one runner manager at a time and ends once (J1, J2). A trace only grows, and only at its end (J3).

@@ -14,11 +14,8 @@ use crate::command::ServiceReply;
 pub(crate) struct HeldRequest {
     /// Number of the request, for its timer.
     pub(crate) number: u64,
-    /// Runner that sent the request.
     pub(crate) runner: RunnerId,
-    /// The request.
     pub(crate) request: Box<JobRequest>,
-    /// Channel for the answer.
     pub(crate) reply: ServiceReply<JobRequestAnswer>,
 }
 
@@ -51,7 +48,7 @@ impl LongPolls {
         released.into()
     }
 
-    /// Removes and returns the newest requests, so that at most `limit` are left. First drops requests with a closed connection.
+    /// Removes and returns the newest requests above `limit`, after dropping requests with a closed connection.
     pub(crate) fn shed_newest(&mut self, limit: usize) -> VecDeque<HeldRequest> {
         if self.held.len() <= limit {
             return VecDeque::new();
@@ -73,12 +70,10 @@ impl LongPolls {
         })
     }
 
-    /// Returns a request.
     pub(crate) fn get(&self, index: usize) -> Option<&HeldRequest> {
         self.held.get(index)
     }
 
-    /// Removes and returns a request.
     pub(crate) fn take(&mut self, index: usize) -> Option<HeldRequest> {
         self.held.remove(index)
     }

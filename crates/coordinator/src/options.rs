@@ -11,7 +11,7 @@ use crate::clock::{Clock, SystemClock};
 /// Options for opening a coordinator.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Directory of database, traces and artifacts. Created if necessary.
+    /// Directory of the database, the traces and the artifacts. Created if necessary.
     pub dir: PathBuf,
     /// Source of time.
     pub clock: Arc<dyn Clock>,
@@ -82,7 +82,7 @@ pub struct Limits {
     pub child_config_bytes: u64,
     /// Maximum number of job requests that are held. Further ones are answered without a job. Defaults to 10,000.
     pub held_requests: usize,
-    /// Number of finished families that are kept in memory. Defaults to 8.
+    /// Maximum number of finished families that are kept in memory. Defaults to 8.
     ///
     /// A family is a pipeline with its child pipelines. Calls about a recently finished family need no read from the database.
     pub finished_in_memory: usize,
@@ -104,7 +104,7 @@ pub struct Limits {
     pub trace_interval: Duration,
     /// Minimum time between two trace uploads while no user reads the trace. Defaults to 60 seconds.
     ///
-    /// A runner manager makes contact at this interval, so this is also the maximum delay of a cancellation.
+    /// A runner manager learns of a cancellation when it uploads the trace, so this time delays cancellations.
     pub unwatched_trace_interval: Duration,
     /// Minimum time between two trace uploads of Muster's own managers. Defaults to 100 ms.
     pub own_trace_interval: Duration,

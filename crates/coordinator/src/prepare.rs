@@ -18,11 +18,8 @@ use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 
 /// A job that is ready to be assigned.
 pub(crate) struct PreparedJob {
-    /// The payload for the runner manager.
     pub(crate) payload: JobPayload,
-    /// Number of the assignment.
     pub(crate) assignment: u32,
-    /// Maximum run time of the job.
     pub(crate) timeout: Duration,
     /// URL of the environment, with variables expanded.
     pub(crate) environment_url: Option<String>,

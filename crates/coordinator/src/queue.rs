@@ -59,7 +59,6 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Creates an empty queue.
     pub(crate) fn new() -> Self {
         Self { process: rand::random(), ..Self::default() }
     }
@@ -85,7 +84,6 @@ impl Queue {
         self.positions.insert(job, (requirement, position));
     }
 
-    /// Removes a job, if it is in the queue.
     pub(crate) fn remove(&mut self, job: JobId) {
         let Some((requirement, position)) = self.positions.remove(&job) else { return };
         if let Some(group) = self.groups.get_mut(&requirement) {
@@ -102,7 +100,6 @@ impl Queue {
         matching.filter_map(|(_, group)| group.first()).min().map(|(_, job)| *job)
     }
 
-    /// Returns the number of waiting jobs.
     pub(crate) fn len(&self) -> usize {
         self.positions.len()
     }

@@ -58,12 +58,10 @@ impl RunnerRegistry {
         }
     }
 
-    /// Returns a runner.
     pub(crate) fn get(&self, runner: RunnerId) -> Option<&RunnerRow> {
         self.runners.get(&runner)
     }
 
-    /// Returns whether a manager is registered.
     pub(crate) fn has_manager(&self, runner: RunnerId, system_id: &str) -> bool {
         self.managers.contains_key(&(runner, system_id.to_owned()))
     }

@@ -120,7 +120,7 @@ impl Actor {
 
     /// Adds the row of an uploaded file.
     ///
-    /// Returns the result, and the file that must be deleted: the replaced file, or the new file if it was rejected.
+    /// Returns the result, and the file to delete, if any: the replaced file, or the new file if it was rejected.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         let previous = self.state.artifact(job, &kind).map(|row| row.filename.clone());
@@ -180,7 +180,7 @@ impl Actor {
         }
     }
 
-    /// Returns the archive of `producer`, for the token of a job of the same project that is on a runner.
+    /// Returns the archive of `producer`. The token must be of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (consumer, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
         self.authorize(consumer, token, TokenUse::Transfer)?;
@@ -245,7 +245,7 @@ impl Actor {
             Timer::Expiry => self.expiry.query(self.now()),
             Timer::Sources(bridge) => self.on_sources_timeout(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
-            // The purpose of this timer is what follows each batch: the assignment of jobs, and the write.
+            // This timer only causes a batch. Each batch ends with the assignment of jobs and a write.
             Timer::Flush => {}
         }
     }

@@ -23,7 +23,7 @@ pub(crate) struct Residency {
     locks: ArtifactLocks,
     /// Maximum number of finished families in memory.
     max_finished: usize,
-    /// Roots of families that are not open, least recently used first.
+    /// Roots of families that may be removed from memory, least recently used first. Open families among them are skipped.
     finished: VecDeque<PipelineId>,
     /// Roots of finished families with an upload in progress. These families stay open until the upload ends.
     uploading: BTreeSet<PipelineId>,

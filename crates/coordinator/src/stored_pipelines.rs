@@ -40,7 +40,6 @@ impl StoredPipelines {
         self.family(Member::Pipeline(id)).await?.pipeline_view(id, None)
     }
 
-    /// Returns a job.
     pub(crate) async fn job(&self, id: JobId) -> Result<JobView, CoordinatorError> {
         let view = self.family(Member::Job(id)).await?.job_view(id);
         view.ok_or_else(|| not_found(Member::Job(id)))

@@ -1,7 +1,7 @@
 //! All timers in one heap. The actor sleeps until the first one is due.
 //!
-//! Stale entries are not removed. The handler checks whether a timer still applies when it fires. Entries of jobs that are no longer in
-//! memory are removed when there are many of them.
+//! Stale entries stay in the heap until they fire, and the handler ignores them then. Only if the heap is large, the entries of jobs that
+//! are no longer in memory are removed earlier.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -21,7 +21,7 @@ pub(crate) struct Undispatchable {
 }
 
 impl Undispatchable {
-    /// Returns the failure of a job whose `dependency` does not exist.
+    /// Returns the failure of a job because a row that the job depends on, such as its pipeline, does not exist.
     pub(crate) fn missing(dependency: &str) -> Self {
         Self { reason: FailureReason::SchedulerFailure, message: format!("the {dependency} no longer exists") }
     }
@@ -54,7 +54,7 @@ pub(crate) struct UpstreamOutputs {
 pub(crate) struct UpstreamResolver<'a> {
     pub(crate) state: &'a CoordinatorState,
     pub(crate) blobs: &'a dyn Blobs,
-    /// Time of the assignment: the current time, or the start of a job in the history. Archives that expire at or before it are not used.
+    /// Time of the assignment: the current time, or the start of a job in the history. Archives that have expired by then are not used.
     pub(crate) now: Timestamp,
     /// Whether outputs that existed at `now`, but no longer exist, are skipped with a message. Otherwise, they are an error if the job
     /// requires them.

@@ -36,7 +36,7 @@ pub struct PipelineSummary {
     /// Time when the pipeline became complete. `None` while its status is not final.
     #[serde(with = "time::serde::rfc3339::option")]
     pub finished_at: Option<Timestamp>,
-    /// Messages from the coordinator, such as a full disk.
+    /// Reason why the store cannot be written, if it cannot. Always empty for a complete pipeline.
     pub problems: Vec<String>,
 }
 
@@ -165,7 +165,7 @@ pub struct StuckJob {
     pub reason: String,
 }
 
-/// A change of a pipeline or job. A receiver that lags must read the pipelines again.
+/// A change of a pipeline, a job, a trace or the store. A receiver that lags must read the pipelines again.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A job was created or changed.

@@ -172,7 +172,7 @@ mod tests {
         let third = slots.take(&key(1)).unwrap();
         let numbers = [&first, &second, &third].map(|held| (held.slot.id, held.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (1, 0), (2, 1)]);
-        assert!(slots.take(&key(1)).is_none(), "more slots than the total were taken");
+        assert!(slots.take(&key(1)).is_none(), "no more slots than the total can be taken");
         drop(first);
         assert_eq!(*slots.free().borrow(), 1);
         let reused = slots.take(&key(1)).unwrap();
@@ -214,14 +214,14 @@ mod tests {
         assert_eq!(
             slots.wait_for_free(&key(2)).await.slot.project_slot,
             0,
-            "a job of another project did not get its lowest slot"
+            "a job of another project must get its lowest slot"
         );
         drop(lower);
         let lower = slots.wait_for_free(&project).await;
         assert_eq!(
             (lower.slot.project_slot, begin.elapsed()),
             (0, Duration::ZERO),
-            "the job waited although a lower slot was free"
+            "a job must not wait if a lower slot is free"
         );
         let next = slots.wait_for_free(&project).await;
         assert_eq!((next.slot.project_slot, begin.elapsed().as_secs()), (2, REUSE_TIMEOUT.as_secs()));
@@ -242,7 +242,7 @@ mod tests {
         let slot = Slot { id: 4, project_slot: 2, key: key(1) };
         let held = slots.reacquire(&slot).unwrap();
         assert!(slots.reacquire(&slot).is_none());
-        assert!(slots.take(&key(9)).is_none(), "a reacquired slot was not counted");
+        assert!(slots.take(&key(9)).is_none(), "a reacquired slot must count");
         drop(held);
         assert_eq!(*slots.free().borrow(), 1);
     }

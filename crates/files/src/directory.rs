@@ -26,7 +26,7 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
 /// Creates a directory that only its owner can enter, in an existing parent directory.
 ///
 /// An existing directory is not changed. Checks that no other user can enter the directory, and that its parent belongs to the
-/// caller or root and is not writable for all users unless it is sticky. A group that can write to the parent is trusted.
+/// caller or root. A parent that all users can write to must be sticky. A group that can write to the parent is trusted.
 ///
 /// # Errors
 /// The error of the system, or [`io::ErrorKind::PermissionDenied`] with the reason.

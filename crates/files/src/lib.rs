@@ -3,7 +3,8 @@
 //! A job can create any kind of file at such a path: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte.
 //! Opening or reading such a file fails with an error that names the path.
 //!
-//! - [`open`] and its variants open regular files only, and never block. A symbolic link is followed only by [`open_following_links`].
+//! - [`open`] and its variants open regular files only, and never wait for the writer of a FIFO. A symbolic link is followed only by
+//!   [`open_following_links`].
 //! - [`read_open`] reads at most as much as the caller permits.
 //! - [`read`], [`read_in`], [`read_tail`] and [`run_blocking`] use threads for blocking calls, and fail after [`READ_TIMEOUT`].
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can

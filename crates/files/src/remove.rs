@@ -19,7 +19,7 @@ const MAX_NAMES: usize = 1024;
 
 /// Removes a directory and everything in it. Symbolic links are not followed.
 ///
-/// Unlike [`std::fs::remove_dir_all`], neither the stack nor the number of open files grows with the depth of the directory.
+/// Unlike in [`std::fs::remove_dir_all`], the stack and the number of open files stay small, whatever the depth of the directory.
 ///
 /// # Errors
 /// The error of the system.

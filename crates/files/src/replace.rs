@@ -36,7 +36,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
         }
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "a temporary file remains");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file must remain");
     }
 
     #[test]

@@ -113,7 +113,7 @@ struct Level {
     entries: Dir,
     /// Number of the device of the directory.
     device: u64,
-    /// Whether the directory belongs to the user of this process, or is the measured one.
+    /// Whether the directory belongs to the user of this process, or is the top directory.
     is_own: bool,
 }
 
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(measured(&dir.path().join("none"), u64::MAX).bytes, 0);
         let mut stopped = DiskUsage::default();
         stopped.add(dir.path(), u64::MAX, &|| true);
-        assert!(stopped.bytes <= empty, "entries were counted after a stop");
+        assert!(stopped.bytes <= empty, "no entries must be counted after a stop");
     }
 
     /// Lower layers of an overlay have other device numbers, as subvolumes of btrfs do.
@@ -222,7 +222,7 @@ mod tests {
         let empty_files = measured(dir.path(), u64::MAX).bytes;
         assert!(empty_files >= 200 * MIN_ENTRY_BYTES, "{empty_files}");
         let limited = measured(dir.path(), 50 * MIN_ENTRY_BYTES).bytes;
-        assert!(limited < empty_files, "{limited} of {empty_files} bytes were counted");
+        assert!(limited < empty_files, "the measurement must end early: {limited} of {empty_files} bytes");
     }
 
     #[test]

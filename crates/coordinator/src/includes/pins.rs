@@ -37,7 +37,7 @@ impl Pin {
     }
 }
 
-/// All pins of a project, and the directory with their contents, in which the name of each file is its digest.
+/// All pins of a project, and the directory with their contents. The name of each file is its digest.
 #[derive(Debug, Clone, Default)]
 pub struct Pins {
     directory: PathBuf,

@@ -63,7 +63,7 @@ impl SnapshotSources {
         self
     }
 
-    /// Returns the files that were fetched and pinned so far.
+    /// Returns the pins that were created so far.
     #[must_use]
     pub fn pinned(&self) -> Vec<Pin> {
         self.vendor.as_ref().map(Vendor::pins).unwrap_or_default()
@@ -312,7 +312,7 @@ impl Sources for SnapshotSources {
             IncludeTarget::Local { origin: Origin::Project { project, git_ref }, path }
             | IncludeTarget::Project { project, git_ref, path } => self.read_project(project, git_ref, path),
             IncludeTarget::Local { origin: Origin::Detached, path } => Err(SourceError::NotFound(format!(
-                "Local file `{path}` cannot be included from a remote file or a template: it has no repository"
+                "Local file `{path}` cannot be included from a remote file or a template, because neither has a repository"
             ))),
             IncludeTarget::Remote { url } => self.read_remote(url),
             IncludeTarget::Template { name } => self.read_template(name),

@@ -189,7 +189,7 @@ impl Vendor {
         Ok(Source { version: Some(tag.to_owned()), ..self.fetch(url, tag)? })
     }
 
-    /// Fetches one commit of a repository.
+    /// Fetches a ref, and returns its commit.
     fn fetch(&self, url: &str, git_ref: &str) -> Result<Source, SourceError> {
         let git = self.repository(url)?;
         if git_ref.starts_with('-') || git_ref.contains([':', '*', '^', '~', ' ', '\n']) {

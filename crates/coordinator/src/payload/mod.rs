@@ -4,7 +4,7 @@
 //! caller provides IDs, tokens, variables and the archives of other jobs.
 //!
 //! Invariants: values that gitlab-runner fails to decode are never sent (docs/spec/runner-api.md, section 11, traps 1 to 8). `run` is
-//! text or absent, values of variables are text, and `steps` has no script if `run` is used.
+//! text or absent, values of variables are text, and `steps` is empty if the job has `run`.
 
 mod artifacts;
 mod cache;

@@ -55,7 +55,9 @@ impl Engine {
         }
     }
 
-    /// Cancels a bridge together with its child pipeline. The bridge ends when the child does.
+    /// Cancels a bridge together with its child pipeline, and ends the bridge when the child ends.
+    ///
+    /// If the pipeline is in another project, only the bridge is canceled, and ends immediately.
     fn cancel_bridge_with_child(&mut self, bridge: JobRef, force: bool) {
         let Some(child) = self.pipelines.local_child(bridge.pipeline, bridge.job_index) else {
             return self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Canceled, None);

@@ -88,7 +88,7 @@ pub enum Outcome {
     },
 }
 
-/// Target of a cancellation: one job, or all jobs of a pipeline.
+/// Target of a cancellation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// All jobs of a pipeline and of its descendants.
@@ -234,7 +234,7 @@ pub enum Action {
         /// The pending job.
         job: JobRef,
     },
-    /// Send [`Event::TimerFired`] at a given time. The event may be omitted once the job is no longer scheduled; a late event is rejected.
+    /// Send [`Event::TimerFired`] at a given time. If the job is no longer scheduled, the event is rejected, and may be omitted.
     StartTimer {
         /// The delayed job.
         job: JobRef,
@@ -314,7 +314,7 @@ pub enum RejectedEvent {
     /// The event is for bridges, and the job is not a bridge.
     #[error("{0} is not a bridge")]
     NotABridge(JobRef),
-    /// The bridge does not wait for a pipeline: it was canceled, or already has one.
+    /// The bridge does not wait for a pipeline, for example because it was canceled or already has one.
     #[error("{job} is {status} and does not wait for its pipeline to be created")]
     BridgeNotWaiting {
         /// The bridge.
@@ -322,7 +322,7 @@ pub enum RejectedEvent {
         /// Status of the bridge.
         status: JobStatus,
     },
-    /// The bridge mirrors its child pipeline and cannot be started itself.
-    #[error("{0} mirrors its child pipeline; act on the child's jobs instead")]
+    /// The bridge has started a pipeline, so neither its start nor its delay can be changed.
+    #[error("{0} has started a pipeline; act on the jobs of that pipeline instead")]
     FollowsChild(JobRef),
 }

@@ -46,7 +46,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Retries a finished job on request: creates a new record, and makes jobs that were skipped because of it wait again.
+    /// Retries a finished job at the request of a user.
     pub(super) fn retry_by_user(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let status = self.pipelines.newest_state(job)?.status;
         if !matches!(status, JobStatus::Success | JobStatus::Failed | JobStatus::Canceled) {
@@ -56,7 +56,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Fails a job. Retries it automatically if its `retry` allows that.
+    /// Fails a job, or retries it automatically.
     pub(super) fn fail(
         &mut self,
         pipeline: PipelineId,

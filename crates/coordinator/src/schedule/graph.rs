@@ -88,7 +88,7 @@ impl Graph {
     /// Creates the graph of a compiled pipeline.
     ///
     /// # Errors
-    /// [`GraphError`] if a job could never start.
+    /// [`GraphError`] if the stage or the needs of a job are invalid.
     pub fn new(pipeline: &Pipeline) -> Result<Self, GraphError> {
         let stages = pipeline.stages.len();
         let indexes = pipeline.jobs.iter().enumerate();

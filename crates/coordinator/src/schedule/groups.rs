@@ -20,7 +20,7 @@ pub(super) struct Member {
 /// Claim of a job on its resource group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// The job does not need the group.
+    /// The job does not need the group now.
     None,
     /// The job will need the group once it is ready.
     Upcoming,

@@ -9,37 +9,30 @@ use super::event::{Action, Child, JobRef, JobState, RejectedEvent};
 use super::groups::Member;
 use super::state::{JobEntry, PipelineState};
 
-/// All pipelines of one engine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pipelines(BTreeMap<PipelineId, PipelineState>);
 
 impl Pipelines {
-    /// Returns a pipeline.
     pub(super) fn get(&self, pipeline: PipelineId) -> Option<&PipelineState> {
         self.0.get(&pipeline)
     }
 
-    /// Returns a pipeline that can be changed.
     pub(super) fn get_mut(&mut self, pipeline: PipelineId) -> Option<&mut PipelineState> {
         self.0.get_mut(&pipeline)
     }
 
-    /// Returns whether a pipeline exists.
     pub(super) fn contains(&self, pipeline: PipelineId) -> bool {
         self.0.contains_key(&pipeline)
     }
 
-    /// Adds a pipeline.
     pub(super) fn insert(&mut self, state: PipelineState) {
         self.0.insert(state.id, state);
     }
 
-    /// Removes and returns a pipeline.
     pub(super) fn remove(&mut self, pipeline: PipelineId) -> Option<PipelineState> {
         self.0.remove(&pipeline)
     }
 
-    /// Returns whether there are no pipelines.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -49,7 +42,6 @@ impl Pipelines {
         self.0.keys().copied()
     }
 
-    /// Returns a job.
     pub(super) fn job(&self, pipeline: PipelineId, job_index: usize) -> Option<JobEntry<'_>> {
         self.get(pipeline)?.entry(job_index)
     }
@@ -70,7 +62,7 @@ impl Pipelines {
         }
     }
 
-    /// Returns the status of a job that runs on a runner. Bridges are rejected.
+    /// Returns the status of a job that is not a bridge. Bridges are rejected.
     pub(super) fn script_status(&self, job: JobRef) -> Result<JobStatus, RejectedEvent> {
         let status = self.newest_state(job)?.status;
         if self.strategy(job).is_some() { Err(RejectedEvent::IsBridge(job)) } else { Ok(status) }

@@ -141,7 +141,7 @@ impl Engine {
         }
     }
 
-    /// Assigns a resource group to the next waiting job, if the group is free.
+    /// Assigns a resource group to the next waiting job that may have the group now, if any.
     fn assign_resource(&mut self, group: usize) {
         let next = self.groups.next(group, |below, holder| self.pipelines.is_below(below, holder));
         if let Some(member) = next {

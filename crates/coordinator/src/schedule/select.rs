@@ -12,8 +12,8 @@ pub struct UnknownJob(pub String);
 /// Returns the pipeline with only the named jobs (docs/spec/pipeline-yaml.md, case C217).
 ///
 /// A name is the full name of a job, or the name that all instances of a parallel job share. `with_needs` also keeps all jobs that
-/// the named ones need, directly or indirectly; for a job without `needs`, these are all jobs of earlier stages. Otherwise, needs for
-/// jobs that are not kept are dropped, so that the named jobs start immediately.
+/// the named ones need, directly or indirectly; for a job without `needs`, these are all jobs of earlier stages. Needs for jobs that
+/// are not kept are dropped.
 ///
 /// To run the manual jobs among the named ones, put the full names into [`super::PipelineOptions::play`] (case C218).
 ///

@@ -1,7 +1,7 @@
 //! The state of one pipeline: the state of each job, and counters that show which jobs are ready without a scan of all jobs.
 //!
 //! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job: a job that later
-//!   jobs must wait for. A job without `needs` can start if and only if it is in this stage. All these jobs have the same input: the
+//!   jobs must wait for. A job without `needs` is ready if and only if it is in this stage. All these jobs have the same input: the
 //!   composite status of the earlier stages.
 //! - For a job with `needs`, the number of unfinished needs is counted.
 //!
@@ -32,7 +32,6 @@ pub(super) enum Readiness {
     Delay,
 }
 
-/// The state of one pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PipelineState {
     pub(super) id: PipelineId,
@@ -48,7 +47,6 @@ pub(super) struct PipelineState {
     pub(super) groups: Vec<Option<usize>>,
     /// Status that was last published.
     pub(super) status: JobStatus,
-    /// Counts of all jobs.
     total: Counts,
     stages: Vec<StageCounts>,
     /// Index of the first stage with an unfinished job, or the number of stages.
@@ -150,14 +148,12 @@ impl PipelineState {
         state
     }
 
-    /// Returns a job.
     pub(super) fn entry(&self, job_index: usize) -> Option<JobEntry<'_>> {
         let (node, state) = self.graph.nodes.get(job_index).zip(self.jobs.get(job_index))?;
         let group = self.groups.get(job_index).copied().flatten();
         Some(JobEntry { pipeline: self, job_index, node, state, group })
     }
 
-    /// Returns all jobs.
     pub(super) fn entries(&self) -> impl Iterator<Item = JobEntry<'_>> {
         (0..self.jobs.len()).filter_map(|job_index| self.entry(job_index))
     }
@@ -172,7 +168,7 @@ impl PipelineState {
         self.total.has_warnings()
     }
 
-    /// Changes one job, updates the counters, and adds the created jobs that may be ready because of it to `wake`.
+    /// Changes one job, updates the counters, and adds the created jobs that may be ready now to `wake`.
     pub(super) fn change(
         &mut self,
         job_index: usize,
@@ -218,7 +214,7 @@ impl PipelineState {
         }
     }
 
-    /// Moves the current stage forward by one if it has no unfinished job. Returns whether it did.
+    /// Enters the next stage if the current stage has no unfinished job. Returns whether the stage was entered.
     fn enter_next_stage(&mut self) -> bool {
         match self.stages.get(self.current_stage) {
             Some(counts) if counts.unfinished == 0 => {

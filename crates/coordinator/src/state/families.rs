@@ -1,8 +1,8 @@
 //! Families of pipelines: a pipeline with all its descendants. A family is either completely in memory or not in memory.
 //!
 //! A family is *finished* if it makes no progress without a command: each of its pipelines has ended, and each of its jobs has ended or
-//! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows are removed from memory. They
-//! are read again before a command changes the family. If the command starts a job, the family is open again.
+//! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows can be removed from memory.
+//! They are read again before a command changes the family. If the command starts a job, the family is open again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::schedule::{Graph, StoredPipeline, priority};
 use crate::store::{Contents, PipelineRow};
 
 impl CoordinatorState {
-    /// Adds stored pipelines with all their rows. Returns the actions that may not have been carried out.
+    /// Adds stored pipelines with all their rows. Returns the actions that a stopped process may have left undone.
     pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<RestoredActions, StoreError> {
         let damaged = |reason: String| StoreError::Damaged { value: "the jobs of a pipeline".to_owned(), reason };
         let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();
@@ -59,7 +59,6 @@ impl CoordinatorState {
         }
     }
 
-    /// Adds the row of a pipeline.
     pub(crate) fn add_pipeline(&mut self, row: PipelineRow) {
         self.families.entry(row.root).or_default().push(row.id);
         self.pipelines.insert(row.id, row);
@@ -70,7 +69,6 @@ impl CoordinatorState {
         self.pipelines.get(&pipeline).map(|row| row.root)
     }
 
-    /// Returns the pipelines of a family.
     pub(crate) fn family(&self, root: PipelineId) -> impl Iterator<Item = &PipelineRow> {
         self.families.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
     }

@@ -39,7 +39,7 @@ pub(crate) struct CoordinatorState {
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
     /// IDs of the jobs, by the engine's reference.
     pub(crate) ids: HashMap<JobRef, JobId>,
-    /// Whether all pipelines of the store are in memory.
+    /// Whether it is known that all pipelines of the store are in memory.
     pub(crate) all_in_memory: bool,
     /// Pipelines of each family, oldest first, by the root of the family.
     families: HashMap<PipelineId, Vec<PipelineId>>,
@@ -203,9 +203,7 @@ impl CoordinatorState {
         self.jobs.insert(row.id, row);
     }
 
-    /// Adds an event about a job to the outbox. It is written together with the rows.
-    ///
-    /// Does nothing if events are not written.
+    /// Adds an event about a job to the outbox, if events are written.
     pub(crate) fn add_event(&mut self, at: Timestamp, job: JobId, change: JobChange) {
         if self.writes_events
             && let Some(row) = self.jobs.get(&job)

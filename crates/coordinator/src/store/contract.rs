@@ -170,8 +170,8 @@ async fn write(store: &dyn Store, changes: Changes<'_>) {
 pub(super) async fn batches(store: &dyn Store) {
     let (first, second, valid, orphan) = (runner(1), runner(2), manager(1), manager(9));
     let rejected = Changes { runners: vec![&first, &second], managers: vec![&orphan], ..Changes::default() };
-    store.write(&rejected).await.expect_err("a manager without a runner");
-    assert!(store.open_work().await.expect("failed to read").runners.is_empty(), "nothing was written");
+    store.write(&rejected).await.expect_err("a manager without a runner must be rejected");
+    assert!(store.open_work().await.expect("failed to read").runners.is_empty(), "nothing must be written");
     write(store, Changes { runners: vec![&first, &second], managers: vec![&valid], ..Changes::default() }).await;
     let contents = store.open_work().await.expect("failed to read");
     assert_eq!((contents.runners, contents.managers), (vec![first, second], vec![valid]));
@@ -193,7 +193,7 @@ pub(super) async fn rows(store: &dyn Store) {
     }
     let found = store.family(Member::Job(JobId(1))).await.expect("failed to read");
     assert_eq!((found.jobs, found.artifacts), (vec![job], vec![artifact]));
-    let [found] = found.pipelines.as_slice() else { panic!("not exactly one pipeline") };
+    let [found] = found.pipelines.as_slice() else { panic!("expected exactly one pipeline") };
     assert_eq!((found.status, found.finished_at, &found.detail), (row.status, row.finished_at, &row.detail));
     assert_eq!((found.root, found.open, found.parent), (row.root, row.open, row.parent));
     assert_eq!((&found.compiled, found.spec.source()), (&row.compiled, row.spec.source()));
@@ -220,7 +220,7 @@ pub(super) async fn open_work(store: &dyn Store) {
     assert_eq!((ids(&contents), contents.jobs, contents.artifacts), (vec![1], vec![first], vec![files.0]));
     finished.open = true;
     write(store, Changes { pipelines: vec![&finished], ..Changes::default() }).await;
-    assert_eq!(ids(&store.open_work().await.expect("failed to read")), [1, 2], "the reopened pipeline is read");
+    assert_eq!(ids(&store.open_work().await.expect("failed to read")), [1, 2], "the reopened pipeline must be read");
 }
 
 pub(super) async fn ids(store: &dyn Store) {
@@ -287,7 +287,7 @@ pub(super) async fn expiry(store: &dyn Store) {
     assert_eq!(expired(20, 9).await, [1]);
     assert_eq!(store.next_expiry().await.expect("failed to read"), Some(from_millis(20)));
     let rows = store.family(Member::Job(JobId(2))).await.expect("failed to read").artifacts;
-    assert_eq!(rows.iter().filter(|row| row.deleted).count(), 1, "the row is kept");
+    assert_eq!(rows.iter().filter(|row| row.deleted).count(), 1, "the row must be kept");
     // A new file of the same kind replaces the deleted one.
     write(store, Changes { artifacts: vec![&artifact(2, None)], ..Changes::default() }).await;
     write(store, Changes { artifacts: vec![&artifact(1, None)], ..Changes::default() }).await;
@@ -313,7 +313,7 @@ pub(super) async fn events(store: &dyn Store) {
     assert_eq!(
         store.events_after(0, 9).await.expect("failed to read"),
         [second[0].numbered(4)],
-        "sequence numbers are not reused"
+        "sequence numbers must not be reused"
     );
 }
 
@@ -327,7 +327,7 @@ pub(super) async fn events_with_changes(store: &dyn Store) {
         events: &events,
         ..Changes::default()
     };
-    store.write(&rejected).await.expect_err("a manager without a runner");
+    store.write(&rejected).await.expect_err("a manager without a runner must be rejected");
     assert!(store.events_after(0, 9).await.expect("failed to read").is_empty());
     assert!(store.open_work().await.expect("failed to read").jobs.is_empty());
     write(store, Changes { managers: Vec::new(), ..rejected }).await;

@@ -80,7 +80,7 @@ impl Tables {
             return Err(rejected("a manager has no runner"));
         }
         if changes.new_pipelines.iter().any(|row| self.pipelines.contains_key(&row.id)) {
-            return Err(rejected("two pipelines have the same id"));
+            return Err(rejected("two pipelines have the same ID"));
         }
         Ok(())
     }

@@ -13,8 +13,8 @@ use super::{from_dotenv, rule_variables};
 /// These are the bridge's YAML variables and the pipeline variables of its own pipeline, depending on `trigger:forward`. `dotenv` holds
 /// the variables that the bridge gets from its needs. They are forwarded with the pipeline variables.
 ///
-/// References to variables are expanded here. Unknown references become empty. A value can refer to the pipeline's ID, but not to
-/// variables that only a job on a runner has.
+/// References in YAML and pipeline variables are expanded here, except in raw variables. Unknown references become empty. A value can
+/// refer to the pipeline's ID, but not to variables that only a job on a runner has.
 #[must_use]
 pub fn forwarded(
     context: &Context,
@@ -27,7 +27,7 @@ pub fn forwarded(
     let pipeline_id = vec![Variable::public("CI_PIPELINE_ID", pipeline.to_string())];
     let mut known = layers::merge([pipeline_id, rule_variables(context, job), dotenv.clone()]);
     expand::expand_all(&mut known);
-    // The content of file and raw variables is not inserted into other variables. The new pipeline has them under the same name.
+    // References to file and raw variables are kept. The new pipeline expands them.
     let lookup = |name: &str| {
         let variable = known.iter().rfind(|variable| variable.key == name)?;
         Some(if variable.file || variable.raw { format!("${{{name}}}") } else { variable.value.clone() })

@@ -106,7 +106,11 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
     harness.clock.advance(Duration::from_secs(59));
     manager.next_job_with_key(Some("l")).await;
     harness.clock.advance(Duration::from_secs(60));
-    assert_ne!(manager.next_job().await.token, silent.token, "the job is requeued when the restarted timeout ends");
+    assert_ne!(
+        manager.next_job().await.token,
+        silent.token,
+        "the job must be requeued when the restarted timeout ends"
+    );
 }
 
 /// Two-phase commit (docs/spec/runner-api.md, section 2.6): a manager that prepares a job reports `pending`. The job stays assigned as
@@ -120,7 +124,7 @@ async fn job_is_requeued_only_after_reports_of_its_preparation_stop() {
     for _ in 0..3 {
         harness.clock.advance(Duration::from_secs(50));
         let answer = manager.update(&assigned, "pending", |_| {}).await.expect("the assignment is no longer valid");
-        assert_eq!(answer.status, JobStatus::Running, "this status does not stop the runner");
+        assert_eq!(answer.status, JobStatus::Running, "the answer must not stop the runner");
     }
     harness.clock.advance(Duration::from_secs(60));
     let second = manager.next_job().await;
@@ -129,7 +133,7 @@ async fn job_is_requeued_only_after_reports_of_its_preparation_stop() {
     assert_eq!(
         forbidden(manager.update(&assigned, "running", |_| {}).await),
         Some(JobStatus::Canceled),
-        "a late acceptance succeeded"
+        "a late acceptance must be rejected"
     );
     manager.report_running(&second).await;
     manager.succeed(&second).await;
@@ -147,7 +151,7 @@ async fn acceptance_is_idempotent_and_ends_the_preparation() {
     let rejected = manager
         .update(&assigned, "pending", |_| {})
         .await
-        .expect_err("a `pending` report succeeded after the acceptance");
+        .expect_err("a `pending` report after the acceptance must be rejected");
     assert!(matches!(rejected, ServiceError::Conflict(_)), "{rejected}");
     harness.clock.advance(Duration::from_secs(600));
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);

@@ -37,7 +37,7 @@ async fn artifacts_are_checked_and_passed_to_later_jobs() {
     assert!(matches!(missing, Err(ServiceError::NotFound(_))), "{missing:?}");
     let kinds: Vec<_> = harness.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
     assert_eq!(kinds, ["archive", "dotenv"]);
-    assert_eq!(files(&harness).len(), 2, "a rejected upload leaves no file: {:?}", files(&harness));
+    assert_eq!(files(&harness).len(), 2, "a rejected upload must leave no file: {:?}", files(&harness));
 }
 
 #[tokio::test]
@@ -209,7 +209,7 @@ async fn leftover_files_are_deleted_at_the_start() {
     assert_eq!(files(&after), [stored]);
     assert!(
         !after.dir.path().join(format!("artifacts/{}/sast", assigned.id)).exists(),
-        "the empty directory is deleted"
+        "the empty directory must be deleted"
     );
 }
 
@@ -222,7 +222,7 @@ async fn replaced_and_late_files_are_deleted() {
     manager.upload(&assigned, ("junit", "raw", None), b"x".to_vec()).await.expect("failed to store");
     manager.upload(&assigned, ("junit", "gzip", None), b"y".to_vec()).await.expect("failed to store");
     let expected = [format!("{}/junit/junit.gzip", assigned.id)];
-    assert_eq!(files(&harness), expected, "the second report replaces the first, which had another name");
+    assert_eq!(files(&harness), expected, "the second report must replace the first, which had another name");
 
     let rejected = manager.upload(&assigned, ("junit", "raw", Some("no duration")), b"z".to_vec()).await;
     assert!(matches!(rejected, Err(ServiceError::BadRequest(_))), "{rejected:?}");

@@ -73,7 +73,7 @@ async fn job_can_clone_only_while_it_is_assigned() {
     let (first, other) = (manager.next_job().await, manager.next_job().await);
     manager.report_running(&first).await;
     assert_eq!(repository.clone_of(&first).await, ALLOWED);
-    assert_eq!(repository.clone_of(&other).await, ALLOWED, "the job is assigned, although it was not accepted yet");
+    assert_eq!(repository.clone_of(&other).await, ALLOWED, "the job is assigned, but not accepted yet");
     manager.succeed(&first).await;
     assert_eq!(repository.clone_of(&first).await, DENIED);
     assert_eq!(repository.clone_of(&other).await, ALLOWED);
@@ -89,7 +89,8 @@ async fn former_assignee_cannot_clone() {
     harness.create(vec![vec![job("a")]]).await;
     let silent = manager.next_job().await;
     harness.clock.advance(Duration::from_secs(30));
-    assert_eq!(repository.clone_of(&silent).await, ALLOWED, "cloning does not accept the job");
+    assert_eq!(repository.clone_of(&silent).await, ALLOWED);
+    // A clone does not count as acceptance, so the job is requeued.
     harness.clock.advance(Duration::from_secs(30));
     let second = manager.next_job().await;
     assert_eq!(second.id, silent.id);

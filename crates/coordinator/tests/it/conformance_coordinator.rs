@@ -50,7 +50,7 @@ async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
     harness.clock.advance(Duration::from_secs(600));
     manager.succeed(&wait).await;
     let assigned = manager.next_job().await;
-    assert_eq!(assigned.job_info.name, "unlisted", "a job that does not list the producer still runs");
+    assert_eq!(assigned.job_info.name, "unlisted", "a job that does not list the producer must still run");
     assert!(assigned.dependencies.is_empty());
     let listed = harness.job(id, "listed").await;
     assert_eq!(listed.failure_reason, Some(FailureReason::MissingDependencyFailure));
@@ -160,7 +160,7 @@ async fn c193_bridge_forwards_the_configured_variables() {
     assert_eq!(values_in(children[0]), (Some("1"), None));
     assert_eq!(values_in(children[1]), (None, None));
     assert_eq!(values_in(children[2]), (Some("1"), Some("run")));
-    assert_eq!(values_in(grandchild).1, None, "pipeline variables are only forwarded to direct children");
+    assert_eq!(values_in(grandchild).1, None, "pipeline variables must only be forwarded to direct children");
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn c197_job_that_times_out_fails_with_the_timeout_reason() {
     assert_eq!(
         (t.runner_info.timeout, u.runner_info.timeout),
         (2, 600),
-        "the timeout of the job or project, but at most the runner's maximum"
+        "the timeout must be that of the job or project, but at most the runner's maximum"
     );
     manager.fail(&t, "job_execution_timeout", None).await;
     let view = harness.job(id, "t").await;
@@ -308,7 +308,7 @@ async fn played_job_gets_the_entered_variables_and_retry_adds_an_attempt() {
     let m = manager.next_job().await;
     assert_eq!(value(&m, "TYPED"), Some("yes"));
     manager.succeed(&m).await;
-    assert!(harness.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "the job has ended");
+    assert!(harness.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "an ended job must not start");
     let failed = harness.job(id, "b").await;
     let retry = harness.coordinator.retry_job(failed.id).await.expect("was not retried");
     assert_ne!(retry, failed.id);
@@ -330,7 +330,7 @@ async fn pipeline_with_a_cycle_of_needs_is_rejected() {
         |name: &str| muster_pipeline::model::Need::Job { name: name.to_owned(), artifacts: true, optional: false };
     cycle.needs = Some(vec![need("a")]);
     let new = crate::support::new_pipeline(pipeline(vec![vec![cycle]]), std::sync::Arc::new(Files(Vec::new())));
-    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle was accepted");
+    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle must be rejected");
     assert!(error.to_string().contains("`a`"), "{error}");
     assert!(harness.coordinator.pipelines(None, 10).await.expect("the coordinator is not running").is_empty());
 }

@@ -106,7 +106,7 @@ fn c205_cache_has_default_key_policy_and_condition() {
     let mut fixture = JobFixture::new();
     fixture.work.cache = vec![Cache { paths: texts(&["v"]), ..Cache::default() }, Cache::default()];
     let sent = fixture.payload().cache;
-    assert_eq!(sent.len(), 1, "a cache without paths is omitted");
+    assert_eq!(sent.len(), 1, "a cache without paths must be omitted");
     let cache = &sent[0];
     assert_eq!(
         (cache.key.as_str(), cache.policy.as_str(), cache.when.as_str()),
@@ -192,7 +192,7 @@ fn c210_run_is_text_and_replaces_the_script() {
     assert_eq!(sent["run"], r#"[{"name":"s","script":"y"}]"#);
     assert_eq!(sent.get("steps"), None);
     let script = as_json(&JobFixture::new().payload());
-    assert_eq!(script.get("run"), None, "`run` is absent and not null");
+    assert_eq!(script.get("run"), None, "`run` must be absent, not null");
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn secrets_are_masked_variables_and_a_missing_one_is_an_error_with_a_remedy() {
     let mut fixture = JobFixture::new();
     fixture.work.secrets =
         vec![("PASSWORD".to_owned(), json!({"vault": "a/b"})), ("PLAIN".to_owned(), json!({"file": false}))];
-    let error = fixture.try_payload().expect_err("built a payload without the secret");
+    let error = fixture.try_payload().expect_err("a missing secret must be an error");
     assert!(matches!(&error, PayloadError::MissingSecret { secret, .. } if secret == "PASSWORD"));
     let text = error.to_string();
     assert!(text.contains("PASSWORD") && text.contains("[[secrets]]") && text.contains("ci.toml"), "{text}");
@@ -409,7 +409,7 @@ proptest! {
         let sent = names.len();
         names.sort_unstable();
         names.dedup();
-        prop_assert_eq!(names.len(), sent, "each name is sent once");
+        prop_assert_eq!(names.len(), sent, "each name must be sent once");
         let text = serde_json::to_string(&payload).map_err(|error| TestCaseError::fail(error.to_string()))?;
         let decoded: JobPayload = serde_json::from_str(&text).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(decoded, payload);

@@ -144,7 +144,7 @@ fn c178_delay_starts_when_the_job_is_ready() {
     harness.now += 1;
     harness.apply(Event::TimerFired { job: t1 }).unwrap();
     harness.expect("t1:pending");
-    assert!(harness.apply(Event::TimerFired { job: t1 }).is_err(), "a timer fires only once");
+    assert!(harness.apply(Event::TimerFired { job: t1 }).is_err(), "a timer must fire only once");
 
     let mut harness = engine_with(pipeline("b: b1; t: t1").when("t1", When::Delayed));
     harness.fail("b1");
@@ -360,7 +360,7 @@ fn c186_graceful_cancel_waits_for_the_final_report() {
         let b1 = harness.job("b1");
         harness.apply(Event::JobFinished { job: b1, outcome }).unwrap();
         harness.expect("b1:canceled @1:canceled");
-        assert_eq!(harness.job("b1").retry, 0, "a canceled job is not retried");
+        assert_eq!(harness.job("b1").retry, 0, "a canceled job must not be retried");
     }
 }
 
@@ -371,7 +371,7 @@ fn c186_force_cancel_ends_the_job_immediately() {
     harness.assign_with_graceful_cancel("b2");
     harness.cancel(1);
     harness.cancel(1);
-    assert_eq!(harness.cancels_on_runners.len(), 2, "each job is canceled on its runner only once");
+    assert_eq!(harness.cancels_on_runners.len(), 2, "each job must be canceled on its runner only once");
     harness.apply(Event::ForceCancel { target: Target::Job(harness.job("b1")) }).unwrap();
     harness.expect("b1:canceled b2:canceling");
     harness.apply(Event::ForceCancel { target: Target::Pipeline(PipelineId(1)) }).unwrap();
@@ -417,7 +417,7 @@ fn only_finished_jobs_that_ran_can_be_retried() {
     let (b1, t1) = (harness.job("b1"), harness.job("t1"));
     assert!(harness.apply(Event::RetryJob { job: b1 }).is_err());
     harness.fail("b1");
-    assert!(harness.apply(Event::RetryJob { job: t1 }).is_err(), "a skipped job was retried");
+    assert!(harness.apply(Event::RetryJob { job: t1 }).is_err(), "a skipped job must not be retried");
     harness.retry("b1");
     assert_eq!(harness.apply(Event::RetryJob { job: b1 }), Err(RejectedEvent::Replaced { job: b1, newest: 1 }));
 }

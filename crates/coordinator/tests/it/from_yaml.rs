@@ -172,7 +172,7 @@ fn c204_cache_key_from_files() {
     let digest = key(with_prefix, true);
     let digest = digest.strip_prefix("p-").and_then(|rest| rest.strip_suffix("-non_protected")).unwrap_or_default();
     assert!(digest.len() == 40 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{digest}");
-    assert_eq!(key(with_prefix, true), key(with_prefix, true), "the same content has several keys");
+    assert_eq!(key(with_prefix, true), key(with_prefix, true), "the same content must have the same key");
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Server {
         let server = Self { harness, manager, relay, client, task };
         let first = server.request("first").await.expect("no job");
         server.manager.succeed(&first).await;
-        assert_eq!(server.relay.http2_connections(), 0, "the first request uses HTTP");
+        assert_eq!(server.relay.http2_connections(), 0, "the first request must use HTTP");
         server
     }
 
@@ -57,7 +57,7 @@ impl Server {
         offer.expect("no response in time").expect("the request failed").job.map(|job| *job)
     }
 
-    /// Starts a job request over gRPC, which all requests after the first one use. Waits until it is sent.
+    /// Starts a job request, and waits until it is sent. All requests after the first one use gRPC.
     async fn send_request(&self, key: &str) -> JoinHandle<Option<JobPayload>> {
         let (client, request, progress) = (self.client.clone(), self.manager.request(Some(key)), Progress::default());
         let task = tokio::spawn({
@@ -80,7 +80,7 @@ async fn second_request_uses_grpc_and_the_job_is_reported_over_http() {
     let assigned = tokio::time::timeout(TIMEOUT, pending).await.expect("no response in time").expect("panicked");
     let assigned = assigned.expect("no job");
     assert_eq!((assigned.job_info.name.as_str(), server.relay.http2_connections()), ("a", 1));
-    assert_eq!(assigned.steps.first().expect("no step").script, ["true"], "the payload is complete");
+    assert_eq!(assigned.steps.first().expect("no step").script, ["true"], "the payload must be complete");
 
     server
         .client
@@ -91,7 +91,7 @@ async fn second_request_uses_grpc_and_the_job_is_reported_over_http() {
         UpdateRequest { token: assigned.token.clone(), state: "success".to_owned(), ..UpdateRequest::default() };
     server.client.update_job(assigned.id, &success).await.expect("failed to send the report");
     assert_eq!(server.harness.status(pipeline, "a").await, JobStatus::Success);
-    assert_eq!(server.relay.http2_connections(), 1, "only job requests use gRPC");
+    assert_eq!(server.relay.http2_connections(), 1, "only job requests must use gRPC");
 }
 
 #[tokio::test]
@@ -101,15 +101,15 @@ async fn same_key_gets_the_job_of_a_lost_grpc_response_over_http() {
     server.harness.create(vec![vec![job("a"), job("b")]]).await;
     // The relay drops the response over gRPC and closes the connection. The client repeats the request over HTTP.
     let first = server.request("a").await.expect("no job");
-    assert_eq!(server.relay.http2_connections(), 1, "the lost response was sent over gRPC");
+    assert_eq!(server.relay.http2_connections(), 1, "the lost response must be sent over gRPC");
     assert_eq!(first.job_info.name, "a");
     let repeated = server.request("a").await.expect("no job");
-    assert_eq!((repeated.id, repeated.token), (first.id, first.token.clone()), "it is the same assignment");
+    assert_eq!((repeated.id, repeated.token), (first.id, first.token.clone()), "the assignment must be the same");
     assert_eq!(server.request("b").await.expect("no job").job_info.name, "b");
 }
 
 #[tokio::test]
-async fn job_of_a_lost_grpc_response_is_requeued_if_its_manager_is_gone() {
+async fn job_of_a_lost_grpc_response_is_requeued_if_its_manager_is_silent() {
     let server = Server::start().await;
     server.relay.set_http2(Http2::DiscardResponse);
     let pending = server.send_request("a").await;
@@ -117,7 +117,7 @@ async fn job_of_a_lost_grpc_response_is_requeued_if_its_manager_is_gone() {
     let is_assigned = |view: &PipelineView| view.job("a").is_some_and(|job| job.status == JobStatus::Running);
     server.harness.wait_until(pipeline, is_assigned).await;
     pending.abort();
-    assert!(pending.await.is_err(), "the request got a response, although the relay drops all responses");
+    assert!(pending.await.is_err(), "the relay must drop the response");
     server.harness.clock.advance(Duration::from_secs(60));
     let other = server.harness.manager().await;
     assert_eq!(other.next_job().await.job_info.name, "a");

@@ -1,4 +1,6 @@
-//! Finished pipelines, which are read from the store. The harness of all tests keeps none of them in memory.
+//! Finished pipelines, which are read from the store, and a coordinator in memory.
+//!
+//! The harness of all tests keeps no finished pipelines in memory.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -52,7 +54,7 @@ async fn late_reports_for_finished_jobs_are_answered() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let (_, build) = run_pipeline(&harness, &manager).await;
-    assert_eq!(manager.succeed(&build).await, JobStatus::Success, "the repeated report got another answer");
+    assert_eq!(manager.succeed(&build).await, JobStatus::Success, "the repeated report must get the same answer");
     let rejected = manager.update(&build, "failed", |_| {}).await;
     assert!(matches!(rejected, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{rejected:?}");
     let rejected = manager.log(&build, 5, "more").await;
@@ -118,7 +120,7 @@ async fn job_gets_artifacts_of_a_finished_pipeline() {
     assert_eq!((assigned.job_info.name.as_str(), assigned.dependencies.len()), ("use", 1));
     assert!(assigned.variables.iter().any(|variable| variable.key == "KEY" && variable.value == "value"));
     let repeated = manager.next_job_with_key(Some("key")).await;
-    assert_eq!((repeated.id, repeated.dependencies.len()), (assigned.id, 1), "the answer is repeated");
+    assert_eq!((repeated.id, repeated.dependencies.len()), (assigned.id, 1), "the answer must be repeated");
     assert_eq!(
         manager.download(build.id, &assigned.token).await.expect("failed to download the archive"),
         zip_of("out", "x")

@@ -70,14 +70,14 @@ async fn events_survive_a_kill_until_they_are_acknowledged() {
     let assigned = manager.next_job().await;
     let after = before.restart_after_kill().await;
     let events = all_events(&after).await;
-    assert_eq!(events, all_events(&before).await, "a kill loses no events");
+    assert_eq!(events, all_events(&before).await, "a kill must lose no events");
     assert_eq!(event_types(&events, assigned.id), ["created", "queued", "assigned"]);
     let last = events.last().expect("no event").sequence;
     after.coordinator.acknowledge_events(last).await.expect("was not acknowledged");
     assert!(all_events(&after).await.is_empty());
     manager.connected_to(&after).succeed(&assigned).await;
     let later = all_events(&after).await;
-    assert!(later.iter().all(|event| event.sequence > last), "numbers are not reused: {later:?}");
+    assert!(later.iter().all(|event| event.sequence > last), "numbers must not be reused: {later:?}");
     assert_eq!(event_types(&later, assigned.id), ["accepted", "ended"]);
     assert_eq!(after.coordinator.events_after(last, 1).await.expect("failed to read"), later[..1]);
 }

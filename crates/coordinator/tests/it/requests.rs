@@ -38,17 +38,17 @@ async fn held_requests_are_limited() {
     let plain = harness.manager().await;
     let tagged = harness.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
     let held = [send_request(&plain).await, send_request(&plain).await];
-    assert_eq!(job_name(send_request(&plain).await).await, None, "beyond the limit, the answer does not wait");
+    assert_eq!(job_name(send_request(&plain).await).await, None, "beyond the limit, the answer must not wait");
     assert!(held.iter().all(|pending| !pending.is_finished()));
 
-    // An answered request does not count.
+    // An answered request does not count toward the limit.
     let mut special = job("special");
     special.tags = vec!["x".to_owned()];
     harness.create(vec![vec![special]]).await;
     assert_eq!(job_name(send_request(&tagged).await).await.as_deref(), Some("special"));
     assert!(held.iter().all(|pending| !pending.is_finished()));
 
-    // A request with a closed connection does not count.
+    // A request with a closed connection does not count toward the limit.
     let [closed, first] = held;
     closed.abort();
     let _ = closed.await;

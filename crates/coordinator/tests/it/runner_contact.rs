@@ -1,4 +1,4 @@
-//! Tests of the calls about jobs that update the last-contact time of a manager, and of the trace update interval.
+//! Calls about jobs that count as contact of their manager, and the interval of trace uploads.
 //!
 //! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 

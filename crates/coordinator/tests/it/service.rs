@@ -129,9 +129,16 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
                 manager.report_running(&job).await;
                 let text = format!("log of {}\n", job.id);
                 manager.log(&job, 0, &text).await.expect("was not accepted");
-                assert!(!manager.log(&job, 0, &text).await.expect("no answer").accepted, "the same bytes are rejected");
+                assert!(
+                    !manager.log(&job, 0, &text).await.expect("no answer").accepted,
+                    "the same bytes must be rejected"
+                );
                 manager.succeed(&job).await;
-                assert_eq!(manager.succeed(&job).await, JobStatus::Success, "the repeated report got another answer");
+                assert_eq!(
+                    manager.succeed(&job).await,
+                    JobStatus::Success,
+                    "the repeated report must get the same answer"
+                );
                 done.push(job.id);
             }
         });
@@ -185,15 +192,15 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
     }
     tokio::time::timeout(TIMEOUT, workers.join_all())
         .await
-        .expect("a job of the group and the six jobs outside the group did not run in parallel");
+        .expect("a job of the group and the six jobs outside the group must run in parallel");
     let view = harness.view(pipeline).await;
     let (grouped, ungrouped): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {
         jobs.into_iter().map(|job| (job.started_at.expect("did not run"), job.finished_at)).collect::<Vec<_>>()
     };
     let grouped = times(grouped);
-    at_most(1, grouped).expect("several jobs of the resource group ran at the same time");
-    at_most(1, times(ungrouped)).expect_err("jobs outside the group did not run in parallel");
+    at_most(1, grouped).expect("jobs of the resource group must run one at a time");
+    at_most(1, times(ungrouped)).expect_err("jobs outside the group must run in parallel");
 }
 
 #[tokio::test]
@@ -279,7 +286,7 @@ async fn job_tokens_are_valid_for_one_job() {
     assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
     second.token = "glcbt-invented".to_owned();
     assert_eq!(forbidden(manager.update(&second, "success", |_| {}).await), None);
-    let bad = manager.update(&first, "invalid", |_| {}).await.expect_err("an invalid state was accepted");
+    let bad = manager.update(&first, "invalid", |_| {}).await.expect_err("an invalid state must be rejected");
     assert!(matches!(bad, ServiceError::BadRequest(_)), "{bad}");
 }
 
@@ -353,7 +360,7 @@ async fn runners_register_verify_reset_and_unregister() {
     let missing = service
         .unregister_manager(as_manager(&runner.token, "s_2"))
         .await
-        .expect_err("deleted a manager that does not exist");
+        .expect_err("a manager that does not exist cannot be deleted");
     assert!(matches!(missing, ServiceError::NotFound(_)), "{missing}");
     service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("failed to delete");
     let renewed = service.reset_token(runner.token.clone()).await.expect("failed to reset the token");
@@ -367,11 +374,14 @@ async fn runners_register_verify_reset_and_unregister() {
     service.unregister(last.token.clone()).await.expect("failed to delete");
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
     let next = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
-    assert!(next.id > runner.id, "ids of deleted runners are not reused");
+    assert!(next.id > runner.id, "IDs of deleted runners must not be reused");
     let database =
         std::fs::read(harness.dir.path().join("coordinator.db-wal")).expect("failed to read the write-ahead log");
     for token in [&runner.token, &renewed.token, &last.token] {
-        assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
+        assert!(
+            !database.windows(token.len()).any(|window| window == token.as_bytes()),
+            "stored tokens must be hashed"
+        );
     }
 }
 
@@ -400,17 +410,14 @@ async fn expired_runner_tokens_are_rejected() {
     let harness = harness.restart_after_kill().await;
     harness.clock.advance(day / 2);
     let verify = harness.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
-    assert_eq!(forbidden(verify.await), None, "the expiry time is stored");
+    assert_eq!(forbidden(verify.await), None, "the expiry time must be stored");
 }
 
 #[tokio::test]
 async fn registration_and_token_resets_can_be_disabled() {
     let harness = Harness::open().await;
-    let rejected = harness
-        .coordinator
-        .register(RegisterRequest::default())
-        .await
-        .expect_err("registered although registration is disabled");
+    let rejected =
+        harness.coordinator.register(RegisterRequest::default()).await.expect_err("registration must be disabled");
     assert!(matches!(rejected, ServiceError::Gone(_)), "{rejected}");
     let known = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
     assert_eq!(forbidden(harness.coordinator.reset_token_with_pat(known.id, String::new()).await), None);

@@ -47,7 +47,7 @@ async fn killed_coordinator_resumes_all_jobs() {
     manager.succeed(&second).await;
     let retry = manager.next_job().await;
     assert_eq!(retry.job_info.name, "c");
-    assert!(retry.id.0 > third.id.0.max(second.id.0), "a retry is a new job");
+    assert!(retry.id.0 > third.id.0.max(second.id.0), "a retry must be a new job");
     manager.succeed(&retry).await;
     let last = manager.next_job().await;
     assert_eq!(last.dependencies.len(), 1);
@@ -66,7 +66,7 @@ async fn accept_timeout_applies_after_a_restart() {
     let after = before.restart_after_kill().await;
     let manager = manager.connected_to(&after);
     let same = manager.next_job_with_key(Some("key")).await;
-    assert_eq!((same.id, &same.token), (silent.id, &silent.token), "the key is still valid");
+    assert_eq!((same.id, &same.token), (silent.id, &silent.token), "the key must still be valid");
     after.clock.advance(Duration::from_secs(60));
     assert_ne!(manager.next_job().await.token, silent.token);
 }
@@ -136,14 +136,17 @@ async fn open_error_names_the_directory() {
     let dir = tempfile::tempdir().expect("failed to create a directory");
     let file = dir.path().join("file");
     std::fs::write(&file, "x").expect("failed to create a file");
-    let error = Coordinator::open(Options::new(file.join("state"))).await.expect_err("opened a directory below a file");
+    let error = Coordinator::open(Options::new(file.join("state")))
+        .await
+        .expect_err("a directory below a file cannot be opened");
     assert!(matches!(error, OpenError::Unwritable { .. }), "{error}");
     assert!(error.to_string().contains("file/state"), "{error}");
-    let error = History::open(dir.path()).await.expect_err("opened a directory without a run");
+    let error = History::open(dir.path()).await.expect_err("a directory without a run cannot be opened");
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
     std::fs::write(dir.path().join("coordinator.db"), "this is not a database, but a text of some length")
         .expect("failed to create a file");
-    let error = Coordinator::open(Options::new(dir.path())).await.expect_err("opened a file that is not a database");
+    let error =
+        Coordinator::open(Options::new(dir.path())).await.expect_err("a file that is not a database cannot be opened");
     assert!(matches!(error, OpenError::Database { .. }), "{error}");
 }
 
@@ -161,9 +164,10 @@ async fn database_of_a_newer_version_is_not_changed() {
     .await
     .expect("failed to insert a migration");
     database.close().await.expect("failed to close");
-    let error = Coordinator::open(Options::new(harness.dir.path())).await.expect_err("opened a newer database");
+    let error =
+        Coordinator::open(Options::new(harness.dir.path())).await.expect_err("a newer database must be rejected");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
-    let error = History::open(harness.dir.path()).await.expect_err("read a newer database");
+    let error = History::open(harness.dir.path()).await.expect_err("a newer database must be rejected");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
 }
 
@@ -211,9 +215,10 @@ async fn full_disk(dir: &Path) {
 
     let filler = dir.join("filler");
     fill(&filler);
-    let error = manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("wrote a log to a full disk");
+    let error =
+        manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("a log cannot be written to a full disk");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
-    // The database first uses its free pages, and is full afterwards. No job of these pipelines matches the manager.
+    // The database first uses its free pages, and is full afterwards. These pipelines have no jobs for the manager.
     let mut tagged = job("other");
     tagged.tags = vec!["other".to_owned()];
     let other = || new_pipeline(pipeline(vec![vec![tagged.clone()]]), Arc::new(NoFiles));
@@ -237,14 +242,18 @@ async fn full_disk(dir: &Path) {
     assert!(problem.await.expect("no event").to_lowercase().contains("no space left"));
     let summary = coordinator.pipeline(id).await.expect("failed to read").summary;
     assert!(summary.problems.iter().any(|problem| problem.contains("no space left")), "{summary:?}");
-    let rejected =
-        manager.update(&assigned, "success", |_| {}).await.expect_err("acknowledged a change that is not durable");
+    let rejected = manager
+        .update(&assigned, "success", |_| {})
+        .await
+        .expect_err("a change that is not durable must not be acknowledged");
     assert!(matches!(rejected, ServiceError::StorageFull(_)), "{rejected}");
-    let full = Coordinator::open(Options::new(dir.join("other"))).await.expect_err("created a database on a full disk");
+    let full = Coordinator::open(Options::new(dir.join("other")))
+        .await
+        .expect_err("a database cannot be created on a full disk");
     assert!(matches!(full, OpenError::DiskFull { .. }), "{full}");
 
     std::fs::remove_file(&filler).expect("failed to delete the filler");
-    assert_eq!(manager.succeed(&assigned).await, JobStatus::Success, "the repeated report is accepted");
+    assert_eq!(manager.succeed(&assigned).await, JobStatus::Success, "the repeated report must be accepted");
     let next = manager.next_job().await;
     assert_eq!(next.job_info.name, "b");
     manager.succeed(&next).await;
@@ -254,10 +263,9 @@ async fn full_disk(dir: &Path) {
     let history = History::open(&state).await.expect("failed to read");
     assert_eq!(history.pipeline(id).await.expect("failed to read").summary.status, JobStatus::Success);
     let rejected = history.pipelines(None, 1000).await.expect("failed to read").pop().expect("no last pipeline");
-    assert_eq!(rejected.status, JobStatus::Canceled, "a rejected pipeline does not run later");
+    assert_eq!(rejected.status, JobStatus::Canceled, "a rejected pipeline must not run later");
 }
 
-/// Fills the disk.
 fn fill(path: &Path) {
     use std::io::Write;
     let mut file = std::fs::File::create(path).expect("failed to create a file");

@@ -91,7 +91,7 @@ mod tests {
         std::fs::write(dir.path().join("muster-agent-linux-s390x"), "the next version").unwrap();
         assert!(
             !Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()),
-            "the replaced file was not opened again"
+            "the replaced file must be opened again"
         );
     }
 }

@@ -63,9 +63,9 @@ impl Executable {
 
     /// Returns the executable that is sent to instances.
     ///
-    /// This is `muster-agent` in the directory of this process's executable, if it exists there with the same version, because it is only
-    /// a third as large. Otherwise it is this process's executable, which can run as the agent, too. The content stays the same for the
-    /// life of this process, even if the file is replaced.
+    /// This is `muster-agent` in the directory of this process's executable, if it exists there with the same version, because it is
+    /// smaller. Otherwise it is this process's executable, which can run as the agent, too. The content stays the same for the life of
+    /// this process, even if the file is replaced.
     ///
     /// # Errors
     /// An I/O error if the system does not reveal the path of this process's executable.
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn only_slow_connections_are_compressed() {
         let second = Duration::from_secs(1);
-        assert_eq!(compression_level(0, second), Compression::none(), "compressed before the bandwidth was known");
+        assert_eq!(compression_level(0, second), Compression::none(), "the bandwidth is not known yet");
         assert_eq!(compression_level(5 * 1024 * 1024, second), Compression::new(6));
         assert_eq!(compression_level(100 * 1024 * 1024, second), Compression::none());
     }

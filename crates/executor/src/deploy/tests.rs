@@ -150,7 +150,7 @@ async fn same_executable_at_another_path_is_used() {
     let connect = async || RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     connect().await;
     let bin = machine.home.path().join(".muster/bin");
-    assert!(!bin.exists(), "the executable was copied, although the machine has the same file");
+    assert!(!bin.exists(), "a file that the machine has must not be copied");
 
     let copy = dir.path().join("copy");
     std::fs::copy(own_executable(&agents).path(), &copy).unwrap();
@@ -160,7 +160,7 @@ async fn same_executable_at_another_path_is_used() {
     assert_eq!(
         std::fs::read_link(placed).unwrap(),
         own_executable(&agents).path(),
-        "the file with the same content was not linked"
+        "the file with the same content must be linked"
     );
 }
 
@@ -185,7 +185,7 @@ async fn agent_for_another_platform_is_sent_if_installed() {
             && error.contains("muster-agent-linux-s390x"),
         "{error}"
     );
-    assert!(!machine.home.path().join(".muster/bin").exists(), "an executable was sent");
+    assert!(!machine.home.path().join(".muster/bin").exists(), "no executable must be sent");
 
     let other = dir.path().join("muster-agent-linux-s390x");
     std::fs::write(&other, format!("#!/bin/sh\n{RELAY}\n")).unwrap();
@@ -239,7 +239,7 @@ impl Session for EndlessOutput {
         let output = output.expect("the caller must limit the output with its own writer");
         let mut written = 0;
         loop {
-            assert!(written < 64 << 20, "{written} bytes of output are in memory");
+            assert!(written < 64 << 20, "the output must be limited, but {written} bytes were accepted");
             let what = "failed to write the output";
             output.write_all(&[b'y'; 64 * 1024]).await.map_err(|source| RunError::Local { operation: what, source })?;
             written += 64 * 1024;

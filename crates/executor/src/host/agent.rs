@@ -38,8 +38,8 @@ impl HostAgent {
     /// `child` is the process that this manager has just started for the environment, if any.
     ///
     /// # Errors
-    /// [`ExecutorError::Unreachable`] if no process listens, [`ExecutorError::Untrusted`] if the process that listens is not such an agent, and
-    /// [`ExecutorError::File`] if other users can create a socket there.
+    /// [`ExecutorError::Unreachable`] if no agent answers, [`ExecutorError::Untrusted`] if another process listens, and
+    /// [`ExecutorError::File`] if another user owns the socket's directory or can write to it.
     pub(super) async fn find(environment: &HostEnvironment, child: Option<u32>) -> Result<Self, ExecutorError> {
         let HostEnvironment { socket, user, record, options, .. } = environment;
         check_directory(socket, *user)?;
@@ -157,7 +157,7 @@ pub(super) fn record_this_process(record: &Path) {
 /// Checks the directory of the socket before the first agent is needed.
 ///
 /// # Errors
-/// [`ExecutorError::File`] if other users can write to it.
+/// [`ExecutorError::File`] if another user owns the directory or can write to it.
 pub(super) fn check(environment: &HostEnvironment) -> Result<(), ExecutorError> {
     check_directory(&environment.socket, environment.user)
 }

@@ -1,4 +1,4 @@
-//! Ends the only agent of a state directory, so that an agent with a newer executable can replace it.
+//! Ends an outdated agent, so that an agent with a newer executable can replace it.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns whether no job runs at the agent.
 ///
-/// Returns `false` if the agent does not list its jobs in time. Finished jobs do not count, because the next agent finds
-/// them in the spool (the directory with the stored state of all jobs).
+/// Returns `false` if the jobs cannot be listed. Finished jobs do not count, because the next agent finds them in the spool (the
+/// directory with the stored state of all jobs).
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),
@@ -30,7 +30,7 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
 
 /// Ends the agent and waits for its end.
 ///
-/// The agent deletes its socket before it ends. Waiting for its end prevents it from deleting the socket of its successor.
+/// The agent deletes its socket before it ends. The next agent must create its own socket afterwards.
 ///
 /// # Errors
 /// [`ExecutorError::Unreachable`] if the process cannot be ended.

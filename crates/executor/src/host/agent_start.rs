@@ -56,7 +56,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
     Ok(agent)
 }
 
-/// Returns the agent that answers on the socket. `None` means that no process answers.
+/// Returns the agent that answers on the socket. `None` means that no agent answers.
 async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, ExecutorError> {
     match HostAgent::find(environment, None).await {
         Ok(agent) => Ok(Some(agent)),

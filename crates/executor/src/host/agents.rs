@@ -7,7 +7,7 @@
 //!
 //! New jobs go to the agent that runs the manager's executable. If none does, they go to the first number on which no agent answers, and an
 //! agent is started there. The lease of a job names its agent, and the job stays with it. An agent that died is restarted on its own spool.
-//! An outdated agent is ended when its spool is empty.
+//! An outdated agent is ended when it has no more jobs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ async fn impostor_cannot_make_the_manager_end_a_process() {
         HostExecutor::new(options.clone()).unwrap();
         let impostor = serve(&home.path().join("state/agent.sock"), claimed);
         let found = find_or_start_agent(options).await;
-        assert!(victim.is_running(), "the process that the impostor named was ended");
+        assert!(victim.is_running(), "the process that the impostor named must not be ended");
         let error = found.map(|_| claimed).unwrap_err().to_string();
         assert!(error.contains("is not an agent of this manager"), "{error}");
         impostor.shutdown_background();
@@ -63,7 +63,7 @@ async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
 
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_ne!(lease.record.environment, "host", "a new job was given to the impostor");
+    assert_ne!(lease.record.environment, "host", "the impostor must get no new job");
     lease.release();
     let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
     let lease = executor.restore(&record).await.unwrap();
@@ -175,11 +175,11 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
         let created = HostExecutor::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
         let created_entries: Vec<_> =
             std::fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(created_entries.is_empty(), "{subpath}: {created_entries:?} was created for the user of the jobs");
+        assert!(created_entries.is_empty(), "{subpath}: no directory must be created, found {created_entries:?}");
         let error = created.map(|_| subpath).unwrap_err().to_string();
         assert!(error.contains("is a link"), "{subpath}: {error}");
     }
-    // Links that the administrator created are followed. Below a directory of the jobs, a path without links can be used.
+    // Links that the administrator created are followed. Below a directory that the jobs own, a path without links can be used.
     symlink(&jobs, home.path().join("link")).unwrap();
     let builds = home.path().join("link/deep/builds");
     let directories = Directories { builds, cache: home.path().join("cache"), shared: true };

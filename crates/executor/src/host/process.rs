@@ -235,7 +235,7 @@ time.sleep(600)";
 
         process.signal(Signal::TERM).unwrap();
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert!(process.wait(&limit).unwrap(), "the process did not end after its signal");
+        assert!(process.wait(&limit).unwrap(), "the process must end after its signal");
         assert!(process.has_ended() && !process.is_peer_of(&stream));
         child.wait().unwrap();
         // The ID is free and may belong to another process now. That process must not get the signal.

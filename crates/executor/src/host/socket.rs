@@ -1,4 +1,4 @@
-//! Paths of sockets, which are the same for every manager of a state directory.
+//! Paths of the sockets of a manager and its agents.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;

@@ -78,7 +78,7 @@ async fn connection_to_a_restarted_agent_is_replaced() {
     // A caller whose call failed reports the connection as suspect.
     environment.connect().await.unwrap().mark_suspect();
     let connection = environment.connect().await.unwrap();
-    assert_eq!(connection.identity().pid, 2, "the lost connection was not replaced");
+    assert_eq!(connection.identity().pid, 2, "the lost connection must be replaced");
     let lost = connection.agent().wait_for_result(WaitForResultRequest { id: "7-1".to_owned() }).await.unwrap_err();
     assert_eq!(lost.code(), tonic::Code::NotFound);
     second.shutdown_background();
@@ -136,7 +136,7 @@ fn agent_for_another_user_is_started_by_su() {
     assert_eq!(
         command.get_envs().collect::<Vec<_>>(),
         [("TOKEN".as_ref(), None)],
-        "the manager's secrets were passed on"
+        "the agent must not get the manager's secrets"
     );
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_str().unwrap()).collect();
     let line = r"exec '/opt/it'\''s/muster' 'agent' 'serve' '--socket' '/s/agent.sock' '--spool' '/var/lib/muster/agent-ci/spool' '--idle-timeout' '600' '--job-nofile-limit' '1024' '--only-user' 'UID'";
@@ -186,9 +186,9 @@ async fn leases_are_limited_awaited_and_restored() {
     let executor = executor(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "the lease changed the capacity");
+    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "a lease must not change the capacity");
     let record = lease.record.clone();
-    assert!(executor.restore(&record).await.is_err(), "the slot was leased twice");
+    assert!(executor.restore(&record).await.is_err(), "a slot must not be leased twice");
     let next = EnvironmentRequest::new(JobId(2));
     let (second, ()) = tokio::join!(executor.acquire(&key, &next), async { lease.release() });
     second.unwrap().release();
@@ -229,7 +229,7 @@ fn socket_of_a_long_state_directory_is_private() {
         let is_private = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
         assert!(is_private && found.mode() & 0o077 == 0, "{}", directory.display());
         let parent = std::fs::metadata(directory.parent().unwrap()).unwrap();
-        assert!(parent.mode() & 0o002 == 0, "other users can write above {}", directory.display());
+        assert!(parent.mode() & 0o002 == 0, "other users must not be able to write above {}", directory.display());
     }
 }
 
@@ -242,9 +242,9 @@ async fn new_jobs_avoid_outdated_agents_and_old_jobs_keep_their_agent() {
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(lease.record.environment, "host-1", "the job went to an agent of another version");
+    assert_eq!(lease.record.environment, "host-1", "a new job must not go to an agent of another version");
     let error = lease.environment.connect().await.unwrap_err();
-    assert!(error.to_string().contains("agent.log"), "no new agent was started: {error}");
+    assert!(error.to_string().contains("agent.log"), "a new agent must be started: {error}");
     lease.release();
     let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
     let lease = executor.restore(&record).await.unwrap();

@@ -47,7 +47,7 @@ impl Owner {
     }
 }
 
-/// Lets other users pass through a directory to what they own below it. They cannot list its entries.
+/// Lets other users pass through a directory to what they own below it.
 pub(super) fn allow_traversal(path: &Path) -> io::Result<()> {
     let directory = File::open(path)?;
     let mode = directory.metadata()?.permissions().mode();

@@ -36,7 +36,7 @@ struct SlotSearch<'a> {
 impl InstanceExecutor {
     /// Acquires an environment for a job. Cancel-safe.
     ///
-    /// Waits for a slot, at most for `instance_acquire_timeout`.
+    /// Each wait for a slot takes at most `instance_acquire_timeout`.
     pub(super) async fn acquire_environment(
         &self,
         key: &SlotKey,

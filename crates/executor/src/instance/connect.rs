@@ -27,7 +27,7 @@ impl Addresses {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
     }
 
-    /// Returns whether the instance is on the manager's host. An address may have a port.
+    /// Returns whether the instance is on the manager's host: an address is a loopback address, with or without a port.
     pub(super) fn are_of_this_host(&self) -> bool {
         [&self.internal, &self.external].into_iter().any(|address| is_loopback(address))
     }
@@ -97,7 +97,7 @@ pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses
 
 /// Checks that there is an agent for the instance's platform before the instance is reached.
 ///
-/// The configuration or the plugin states the platform. Otherwise it is the platform of the manager.
+/// The configuration or the plugin states the platform. An empty `os` or `arch` means that of the manager.
 ///
 /// # Errors
 /// [`DeployError::UnsupportedInstance`] if the platform has no agent.

@@ -185,6 +185,6 @@ mod tests {
         offer_table.apply_notice("c", false);
         assert_eq!(offer_table.current(), (Some(0.3), false));
         offer_table.set_offers(offers());
-        assert_eq!(offer_table.current(), (Some(0.2), true), "polling did not correct a missed notice");
+        assert_eq!(offer_table.current(), (Some(0.2), true), "polling must correct a missed notice");
     }
 }

@@ -1,4 +1,4 @@
-//! Prepares a running instance for its first job.
+//! Prepares a running instance for jobs.
 
 use std::sync::{Arc, Weak};
 

@@ -54,7 +54,7 @@ pub struct InstanceOptions {
     pub requests: usize,
     /// File of the scaler's ledger. Its directory exists.
     pub ledger: PathBuf,
-    /// Lock of the ledger. An executor that is shutting down holds it until its last instance is deleted.
+    /// Lock of the ledger. An executor holds the lock until it has stopped.
     pub ledger_lock: Arc<tokio::sync::Mutex<()>>,
     /// Agent for machines of the manager's platform.
     pub executable: Arc<Executable>,
@@ -192,7 +192,7 @@ impl InstanceExecutor {
 
     /// Stops like [`Self::stop`], for a runner that was removed from the configuration or has another executor now.
     ///
-    /// Deletes all instances of the runner, and after the last one the ledger. Returns the IDs of the remaining instances.
+    /// Deletes all instances of the runner, and after the last one the ledger. Returns what remains.
     ///
     /// # Errors
     /// See [`Self::stop`]. The ledger is then kept.

@@ -9,7 +9,7 @@ use muster_taskscaler::ledger::{Row, RowKey};
 pub struct Remaining {
     /// IDs of the instances.
     pub instances: Vec<String>,
-    /// Number of requests to create instances whose result is not known. Their instances may still appear.
+    /// Number of requests to create instances that have no known result. Their instances may still appear.
     pub requests: usize,
 }
 

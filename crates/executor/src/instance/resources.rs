@@ -160,14 +160,10 @@ mod tests {
         };
         let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
-        assert_eq!(
-            now,
-            [3.0, 1.5, 25.0, 9.0],
-            "wrong sums (CPU time before the first sample of an instance does not count)"
-        );
+        assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "CPU time before the first sample of an instance must not count");
         // The sum of the memory does not fit in 64 bits.
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
-        assert_eq!(usage.families().len(), 4, "a metric is missing");
+        assert_eq!(usage.families().len(), 4);
         assert_eq!(usage.current(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);
     }
 

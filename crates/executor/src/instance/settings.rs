@@ -52,7 +52,7 @@ pub(super) fn scaler_config(
     Ok((config, scaling.buckets.clone()))
 }
 
-/// Checks the settings of `vm_isolation`, which are used only when there are instances.
+/// Checks the settings of `vm_isolation` before the first instance needs them.
 ///
 /// # Errors
 /// [`SettingsError`] if they are not valid.

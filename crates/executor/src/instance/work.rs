@@ -105,7 +105,7 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
     }
 }
 
-/// Drops the connections to instances that no longer exist.
+/// Drops the connections and the host keys of instances that no longer exist.
 async fn prune(shared: &ProviderContext, scaler: &Scaler) {
     // The status may lack instances that appear while it is requested. Their connections are kept.
     let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();

@@ -73,10 +73,10 @@ pub struct SlotShare {
     pub measured: bool,
     /// Storage of sticky contexts. `None` means that they are disabled, or that the environment has not been reached yet.
     pub sticky: Option<StickyContextSettings>,
-    /// Whether the machine belongs to this job only: no other job runs on it before, beside or after it.
+    /// Whether the machine belongs to this job only: no other job runs on the machine before, beside or after this job.
     pub is_exclusive: bool,
-    /// Whether the environment is on the manager's host. Other environments on that host use the same slot numbers and the same container
-    /// engine.
+    /// Whether the environment is on the manager's host. Other environments on that host may use the same slot numbers and the same
+    /// container engine.
     pub shares_host: bool,
 }
 

@@ -16,7 +16,7 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// Returns the directories, with those that a runner's configuration sets instead of the defaults.
+    /// Returns these defaults, replaced where a runner's configuration sets another directory.
     ///
     /// `None` keeps the default. A relative path is resolved against the parent of the default directory.
     #[must_use]

@@ -49,15 +49,15 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     assert_eq!(runners.each_ref().map(|runner| registry.has(runner)), [true, true, true, false]);
     let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, capacity)| capacity.jobs).collect();
     assert_eq!(jobs, [7, 3, 3, 0]);
-    assert!(registry.capacities(&runners).is_empty(), "capacities were returned, although none has changed");
+    assert!(registry.capacities(&runners).is_empty(), "no capacities must be returned if none has changed");
     registry.configure(&runners, |_| false);
-    assert_eq!(created.load(Ordering::Relaxed), 2, "an unchanged runner got a new executor");
+    assert_eq!(created.load(Ordering::Relaxed), 2, "an unchanged runner must keep its executor");
 
     let own = registry.executor(&runners[1], &runners[1].key);
     registry.configure(&runners[..1], |_| true);
     assert!(
         Arc::ptr_eq(&own, &registry.executor(&runners[1], &runners[1].key)),
-        "a runner with jobs lost its executor"
+        "a runner with jobs must keep its executor"
     );
     registry.remove_unused(|_| false);
     assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
@@ -97,7 +97,7 @@ async fn runner_keeps_its_executor_under_another_name() {
     let renamed = [runner("b", "docker-autoscaler")];
     registry.configure(&renamed, |_| false);
     assert!(Arc::ptr_eq(&own, &registry.executor(&renamed[0], &renamed[0].key)));
-    assert_eq!(removed.load(Ordering::Relaxed), 0, "the executor of the runner was removed");
+    assert_eq!(removed.load(Ordering::Relaxed), 0, "the executor of the runner must not be removed");
 }
 
 #[tokio::test]

@@ -72,13 +72,13 @@ async fn slots_in_use_stay_in_use_when_the_settings_change() {
     executors.configure(&runner(Some(settings())), &[]).unwrap();
     let executor = executors.runners.lock().values().next().map(Arc::clone).unwrap();
     let (before, held_slot) = (executor.environment(), executor.slots.take(&key).unwrap());
-    assert!(Arc::ptr_eq(&before, &executor.environment()), "concurrent jobs do not share the session");
+    assert!(Arc::ptr_eq(&before, &executor.environment()), "concurrent jobs must share the session");
     let record = lease(Arc::clone(&before), held_slot).record.clone();
     let held = executor.restore(&record).await.unwrap();
 
     let other = SshSettings { host: "other.example".to_owned(), ..settings() };
     executors.configure(&runner(Some(other)), &[]).unwrap();
-    assert!(executor.slots.take(&key).is_none(), "the slot was given twice");
+    assert!(executor.slots.take(&key).is_none(), "a slot must not be given twice");
     assert!(!Arc::ptr_eq(&before, &executor.environment()));
     drop(held);
     let lost = executor.restore(&record).await.unwrap_err().to_string();

@@ -19,7 +19,7 @@ pub(super) async fn run(run: &mut Run<'_>) {
     run.record("P8", outcome);
 }
 
-/// Starts a process and returns its response to `Init`.
+/// Starts a process and returns its response to `Init`. The outer error means that the start failed.
 async fn init(plan: &Plan, config: Vec<u8>, with_connector: bool) -> Result<Result<(), CallFailure>, String> {
     let mut plugin = PluginUnderTest::start(plan, &[], |_| {}).await?;
     let answer = plugin.init(config, with_connector.then_some(&plan.connector)).await;

@@ -210,26 +210,26 @@ mod tests {
 
     #[test]
     fn inconsistent_snapshots_are_reported() {
-        assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "a missing instance was not reported");
+        assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "a missing instance must be reported");
         assert_eq!(
             tracker(&[&[], &[("a", 1)], &[("a", 4)]]).lost.len(),
             1,
-            "the state timeout, which counts as deleted, was not reported for an instance without a deletion request"
+            "the state timeout counts as deleted, and must be reported without a deletion request"
         );
         assert_eq!(
             tracker(&[&[], &[("a", 1)], &[("a", 0)]]).invalid_transitions.len(),
             1,
-            "running to creating was not reported"
+            "running to creating must be reported"
         );
         assert_eq!(
             tracker(&[&[], &[("a", 2)]]).invalid_transitions.len(),
             1,
-            "a first listing as deleting was not reported"
+            "a first listing as deleting must be reported"
         );
         assert_eq!(
             tracker(&[&[], &[("a", 1)], &[("a", 3)], &[("a", 1)]]).invalid_transitions.len(),
             1,
-            "deleted to running was not reported"
+            "deleted to running must be reported"
         );
         assert_eq!(
             tracker(&[&[("", 1)], &[("a", 9)], &[("a", 9), ("a", 9)]]).invalid_snapshots.len(),

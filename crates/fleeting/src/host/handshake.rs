@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             Handshake::parse("1|0|unix|/tmp/p1|grpc||true"),
             unix("/tmp/p1"),
-            "the multiplex flag was not ignored"
+            "the multiplex flag must be ignored"
         );
     }
 

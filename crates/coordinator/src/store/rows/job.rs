@@ -135,7 +135,6 @@ impl JobRow {
         JobRef { pipeline: self.pipeline, job_index: self.job_index, retry: self.attempt.saturating_sub(1) }
     }
 
-    /// Returns the status of the job.
     pub(crate) fn status(&self) -> JobStatus {
         self.detail.state.status
     }

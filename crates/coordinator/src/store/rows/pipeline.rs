@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::facts::{GitFacts, NewPipeline, Parent, ProjectFacts};
 
-/// A pipeline.
 #[derive(Debug, Clone)]
 pub(crate) struct PipelineRow {
     pub(crate) id: PipelineId,
@@ -60,7 +59,6 @@ pub(crate) struct PipelineSpec {
     changed_paths: Option<Vec<String>>,
 }
 
-/// A project variable with its scope.
 #[derive(Clone, Serialize, Deserialize)]
 struct StoredVariable {
     variable: Variable,

@@ -7,7 +7,7 @@ use sqlx::{Arguments, AssertSqlSafe, Encode, Type};
 
 use crate::error::StoreError;
 
-/// Maximum size of a batch, in statements, whose query stays prepared for the next batch with the same statements.
+/// Maximum number of statements in a batch whose prepared query is cached.
 const MAX_CACHED: usize = 8;
 
 /// Statements that change rows, in order.

@@ -74,7 +74,7 @@ pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<JobRow
     sqlx::query(text).fetch_all(connection).await?.iter().map(job).collect()
 }
 
-/// Returns the jobs of a family: a root pipeline and all its child pipelines.
+/// Returns the jobs of a family: a root pipeline and all its descendants.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<JobRow>, StoreError> {
     let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?) ORDER BY id";
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(job).collect()
@@ -110,7 +110,7 @@ pub(super) async fn open_artifacts(connection: &mut SqliteConnection) -> Result<
     sqlx::query(text).fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// Returns the artifacts of a family: a root pipeline and all its child pipelines.
+/// Returns the artifacts of a family: a root pipeline and all its descendants.
 pub(super) async fn artifacts_of_root(
     connection: &mut SqliteConnection,
     root: i64,

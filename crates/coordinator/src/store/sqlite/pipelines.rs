@@ -51,7 +51,7 @@ pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<Pipeli
     rows.iter().map(pipeline).collect()
 }
 
-/// Returns the pipelines of a family: a root pipeline and all its child pipelines.
+/// Returns the pipelines of a family: a root pipeline and all its descendants.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<PipelineRow>, StoreError> {
     let query = sqlx::query("SELECT * FROM pipelines WHERE root = ? ORDER BY id").bind(root);
     query.fetch_all(connection).await?.iter().map(pipeline).collect()

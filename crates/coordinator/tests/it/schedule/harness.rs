@@ -197,12 +197,12 @@ impl EngineHarness {
             Action::JobStatusChanged { job, from, to, reason, .. } => {
                 let previous = self.stored.insert(job, to);
                 assert_eq!(previous, Some(from), "stored status of {job}");
-                assert_ne!(from, to, "the status of {job} did not change");
+                assert_ne!(from, to, "the status of {job} must change");
                 assert_eq!(reason.is_some(), to == JobStatus::Failed, "only a failed job has a failure reason: {job}");
                 self.reasons.extend(reason.map(|reason| (job, reason)));
             }
             Action::CreateRetry { old, new } => {
-                assert!(self.stored[&old].is_complete(), "{old} was replaced before it ended");
+                assert!(self.stored[&old].is_complete(), "{old} must end before it is replaced");
                 assert_eq!((old.pipeline, old.job_index, old.retry + 1), (new.pipeline, new.job_index, new.retry));
                 assert_eq!(self.stored.insert(new, JobStatus::Created), None);
             }

@@ -81,7 +81,7 @@ fn graphs_with_unsatisfiable_needs_are_rejected() {
     assert!(matches!(Graph::new(&outside), Err(GraphError::UnknownStage { .. })));
 }
 
-/// Schedules 5,000 jobs in 100 stages, half of them with needs. Each job is enqueued once.
+/// Schedules 5,000 jobs in 100 stages, about half of them with needs. Each job is enqueued once.
 #[test]
 fn thousands_of_jobs_are_scheduled() {
     let mut model = pipeline("s0:");
@@ -115,7 +115,7 @@ fn thousands_of_jobs_are_scheduled() {
         if let Action::Enqueue { job } = action {
             actions.extend(engine.apply(Event::JobAssigned { job, supports_graceful_cancel: false }, 0).unwrap());
             actions.extend(engine.apply(Event::JobFinished { job, outcome: Outcome::Success }, 0).unwrap());
-            assert!(enqueued.insert(job), "{job} was enqueued twice");
+            assert!(enqueued.insert(job), "{job} must be enqueued only once");
         }
     }
     assert_eq!(enqueued.len(), 5_000);

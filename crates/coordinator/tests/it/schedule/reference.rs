@@ -140,7 +140,7 @@ impl Reference {
                 other => panic!("job {job_index} changed from created to {other}"),
             }
             if new.status == JobStatus::Skipped && new.child.is_none() && !self.needs_manual_job(job_index) {
-                assert_eq!(readiness, "skip", "job {job_index} is skipped although it could still run");
+                assert_eq!(readiness, "skip", "skipped job {job_index} must not be able to run");
             }
         }
         self.check_groups(after);
@@ -169,8 +169,8 @@ impl Reference {
             }
         }
         for (group, (held, waiting)) in holders {
-            assert!(held <= 1, "group {group} is held by {held} jobs");
-            assert!(held == 1 || waiting == 0, "group {group} is free, but {waiting} jobs wait for it");
+            assert!(held <= 1, "at most one job may hold group {group}, found {held}");
+            assert!(held == 1 || waiting == 0, "no job may wait for the free group {group}, found {waiting}");
         }
     }
 }

@@ -174,7 +174,7 @@ impl Run {
             Event::Cancel { .. } | Event::ForceCancel { .. } | Event::NewerPipeline { .. } => {
                 assert_eq!(repeated, Ok(Vec::new()), "{event:?}");
             }
-            _ => assert!(repeated.is_err(), "{event:?} was accepted twice: {repeated:?}"),
+            _ => assert!(repeated.is_err(), "the repeated {event:?} must be rejected: {repeated:?}"),
         }
         assert_eq!(before, self.all_jobs());
     }

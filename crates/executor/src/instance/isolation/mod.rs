@@ -213,7 +213,7 @@ async fn reach(held: &HeldLease) -> Result<(), VmError> {
     }
 }
 
-/// Counts a machine as being created or deleted until it is dropped.
+/// Counts a machine as being created or deleted until the guard is dropped.
 struct VmOperationGuard(watch::Sender<usize>);
 
 impl VmOperationGuard {

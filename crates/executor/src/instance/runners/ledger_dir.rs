@@ -3,7 +3,7 @@
 //! In the ledger, the scaler records its instances and their leases. The owner file beside it names the runner.
 //!
 //! The key of a runner without an `id` is derived from its token. If the token changes, the runner finds its ledger by URL and name, which
-//! are in the owner file. The stored jobs of the runner are found in the same way.
+//! are in the owner file.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -301,7 +301,7 @@ mod tests {
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start used another ledger");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start must use the same ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }

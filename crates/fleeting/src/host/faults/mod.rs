@@ -193,13 +193,13 @@ async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
         let error = group.connect_info(&id("i1")).await.unwrap_err();
         assert!(
             error.to_string().contains("no connector for i1"),
-            "the host did not report the missing connector (the Go host crashes if it is missing): {error}"
+            "the host must report the missing connector (the Go host crashes): {error}"
         );
-        assert_eq!(group.increase(3).await.unwrap(), 3, "more instances than requested were counted");
+        assert_eq!(group.increase(3).await.unwrap(), 3, "no more instances than requested must be counted");
         assert_eq!(
             group.decrease(&[id("i1")]).await.unwrap(),
             [id("i1")],
-            "an ID was returned that was not requested, or that was repeated"
+            "only requested IDs must be returned, each of them once"
         );
         let error = group.update().await.unwrap_err();
         assert!(error.to_string().contains("an instance ID of 0 bytes"), "{error}");

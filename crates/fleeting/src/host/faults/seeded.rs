@@ -68,7 +68,7 @@ async fn run(run: &FaultRun) -> Tally {
                     Err(error) => {
                         assert!(
                             error.to_string().starts_with("plugin faulty"),
-                            "the error does not name the plugin: {error}"
+                            "the error must name the plugin: {error}"
                         );
                         tally.errors += 1;
                     }
@@ -78,7 +78,7 @@ async fn run(run: &FaultRun) -> Tally {
         }
         Err(error) => {
             let init_succeeds = [Behavior::Normal, Behavior::Slow].contains(&script.behaviors[Call::Init as usize]);
-            assert!(script.start != WELL_BEHAVED || !init_succeeds, "a well-behaved plugin did not start: {error}");
+            assert!(script.start != WELL_BEHAVED || !init_succeeds, "a well-behaved plugin must start: {error}");
             let text = error.to_string();
             assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-faulty"), "{text}");
             tally.errors = 1;
