@@ -27,7 +27,7 @@ pub(crate) fn escape(text: &str) -> String {
     })
 }
 
-/// Reverses [`escape`]. Returns `None` for a text that [`escape`] cannot produce.
+/// Reverses [`escape`]. Returns `None` for a text with an upper-case letter, a colon or an invalid `!`.
 ///
 /// In an address in brackets, `!` is always a colon, because such an address has no upper-case letters. Elsewhere, `!` is a colon only
 /// before a digit, such as the first digit of a port.

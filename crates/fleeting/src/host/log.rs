@@ -37,7 +37,7 @@ pub struct Record {
     pub fields: String,
 }
 
-/// Parses lines into records. All plain lines after a panic are errors, because they belong to the panic.
+/// Parses lines into records. Lines after a panic are errors, unless they begin with `{`.
 #[derive(Debug, Default)]
 pub struct LogReader {
     panicked: bool,
@@ -118,8 +118,8 @@ impl LineBudget {
         Self { tokens: f64::from(LINE_BURST), refilled_at: now, dropped: 0 }
     }
 
-    /// Takes a token for one line.
-    /// Returns the number of lines dropped before it, or `None` if this line must be dropped.
+    /// Takes a token for one line. `None` means that this line must be dropped.
+    /// Returns the number of lines that were dropped since the last token.
     fn take_token(&mut self, now: Instant) -> Option<u64> {
         let refill = now.saturating_duration_since(self.refilled_at).as_secs_f64() * f64::from(LINES_PER_SECOND);
         self.tokens = (self.tokens + refill).min(f64::from(LINE_BURST));
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn h16_timestamp_with_three_digits_keeps_the_level() {
         let record = read(r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123Z"}"#);
-        assert_eq!(record.level, Level::Warn, "the level was ignored, as in the Go host");
+        assert_eq!(record.level, Level::Warn, "the format of the timestamp must not matter");
     }
 
     #[test]

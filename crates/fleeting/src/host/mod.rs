@@ -118,7 +118,7 @@ pub struct Timeouts {
     /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
     /// Maximum time for the plugin to answer the request to exit, and again for its process to exit before it gets SIGKILL.
-    /// Defaults to 2 seconds.
+    /// Also the maximum time for a process without stdout to exit. Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
     /// Each delay has a jitter of 25 %. Defaults to 500 milliseconds.

@@ -144,7 +144,7 @@ impl Process {
     }
 
     /// Returns the end of the log of a process that has ended, formatted to be appended to a message.
-    /// Waits for output that is still in the pipe.
+    /// Waits up to [`STDERR_DRAIN_TIMEOUT`] for output that is still in the pipe.
     pub(super) async fn final_stderr(&mut self) -> String {
         let read = futures::future::join_all(&mut self.pumps);
         // Child processes of the plugin may keep the pipes open.
@@ -188,7 +188,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns the command that starts a plugin as every host of the protocol does, without arguments.
+/// Returns the command that starts a plugin, without its arguments.
 pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     let mut command = Command::new(path);
     // PLUGIN_CLIENT_CERT or PLUGIN_MULTIPLEX_GRPC would make a plugin use TLS or yamux (docs/spec/fleeting.md, section 1.2).

@@ -18,9 +18,9 @@ use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 /// Annotation of the layer with the plugin.
 /// The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
-/// Maximum size of a plugin's compressed archive in bytes. Real archives have about 20 MB.
+/// Maximum size of a plugin's compressed archive in bytes.
 const MAX_LAYER_BYTES: u64 = 512 * 1024 * 1024;
-/// Number of versions or platforms that an error lists.
+/// Maximum number of versions or platforms that an error lists.
 const MAX_LISTED: usize = 10;
 /// Maximum time to wait for another process that downloads the same archive.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -64,7 +64,7 @@ impl Store {
     /// Uses docker's credentials for the registry.
     ///
     /// # Errors
-    /// [`InstallError`]. Versions that were installed before are not changed.
+    /// [`InstallError`].
     pub async fn install(
         &self,
         reference: &Reference,

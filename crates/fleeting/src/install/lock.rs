@@ -14,7 +14,7 @@ use super::error::InstallError;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// An exclusive file lock. The system releases it when the process ends.
+/// An exclusive file lock. Released when dropped or when the process ends.
 #[derive(Debug)]
 pub(super) struct FileLock(File);
 

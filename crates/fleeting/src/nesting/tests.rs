@@ -57,14 +57,14 @@ async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
     let first = nesting.create("macos", Some(0)).await.unwrap();
     assert_eq!((first.machine.address.as_str(), &first.stomped), ("192.168.64.2", &None));
     let second = nesting.create("macos", Some(0)).await.unwrap();
-    assert_eq!(second.stomped, Some(first.machine.id), "slot 0 was treated as no slot");
+    assert_eq!(second.stomped, Some(first.machine.id), "0 is a valid slot");
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.list().await.unwrap().len(), 3);
     assert_eq!(
         guard.1.initialized(),
         (1, br#"{"image_directory":"/i"}"#.to_vec()),
-        "the daemon was not initialized once with this configuration"
+        "the daemon must be initialized once, with this configuration"
     );
     let error = nesting.create("missing", Some(1)).await.unwrap_err().to_string();
     assert!(error.ends_with("Create failed: no such image"), "{error}");

@@ -26,7 +26,7 @@ pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 /// [`Extension::features`] reports which of them are implemented. The others have defaults.
 #[async_trait]
 pub trait Extension: Send + Sync {
-    /// Returns which of the calls below are implemented. The host does not make the others.
+    /// Returns which of the calls below are implemented. The host does not make the other calls.
     fn features(&self) -> Features;
 
     /// Returns the offers of the provider with their prices.
