@@ -1,4 +1,4 @@
-//! How a variable that a step of the operator exports reaches the rest of the job.
+//! Kinds of variables that steps of the operator export.
 
 use serde::{Deserialize, Serialize};
 

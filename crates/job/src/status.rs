@@ -42,7 +42,7 @@ pub enum JobStatus {
 impl JobStatus {
     /// Returns true for success, failed, canceled and skipped.
     ///
-    /// Such a status changes only after an action of a user.
+    /// Of these, only skipped can change.
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
@@ -131,7 +131,7 @@ pub enum JobEvent {
     Reprocess,
     /// The job is assigned to a runner manager.
     Run,
-    /// The assignee did not accept the job in time.
+    /// The assignee neither accepted the job nor sent anything for it in time.
     Requeue,
     /// The runner reports success.
     Succeed,

@@ -12,7 +12,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::Endpoint;
 use crate::protocol::SOCKET_DIR_KEY;
 
-/// Number of random socket names to try.
+/// Maximum number of random socket names to try.
 const MAX_ATTEMPTS: u32 = 16;
 
 /// Reason why a plugin has no socket.

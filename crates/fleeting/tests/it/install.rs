@@ -131,7 +131,7 @@ async fn o04_content_with_wrong_digest_is_discarded() {
     let error = fixture.install("g/p").await.unwrap_err();
     assert!(matches!(&error, InstallError::Registry { source: RegistryError::Digest { .. }, .. }), "{error:?}");
     assert!(text(&error).contains("was discarded"), "{error}");
-    assert_eq!(fixture.names("g/p"), [""; 0], "a directory of the plugin remained");
+    assert_eq!(fixture.names("g/p"), [""; 0], "no directory of the plugin must remain");
     assert_eq!(fixture.store.directory().join(".partial").read_dir().unwrap().count(), 0);
 
     std::fs::write(fixture.registry.blob_path(&digest), &packed).unwrap();
@@ -153,7 +153,7 @@ async fn o05_second_install_changes_nothing() {
     assert_eq!(
         fixture.install("g/p").await.unwrap().installed.version.to_string(),
         "1.0.0",
-        "an install without upgrade queried the registry"
+        "an install without upgrade must not query the registry"
     );
     assert_eq!(fixture.install_with("g/p", UPGRADE).await.unwrap().installed.version.to_string(), "1.1.0");
 }
@@ -165,7 +165,7 @@ async fn o06_archive_with_outside_entry_is_rejected() {
     fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
     let error = text(&fixture.install("g/p").await.unwrap_err());
     assert!(error.contains("\"plugin/../../x\" is outside of the directories that may be unpacked"), "{error}");
-    assert_eq!(fixture.names("g/p"), [""; 0], "files of the plugin remained");
+    assert_eq!(fixture.names("g/p"), [""; 0], "no files of the plugin must remain");
     assert_eq!(fixture.directory.path().read_dir().unwrap().count(), 1);
 }
 
@@ -195,7 +195,7 @@ async fn new_digest_of_known_version_must_be_accepted() {
     assert_eq!(
         fixture.install("g/p").await.unwrap().outcome,
         InstallOutcome::Installed,
-        "a version with a forgotten digest did not count as new"
+        "a version with a forgotten digest counts as new"
     );
     let error = fixture.store.remove(&fixture.registry.reference("g/p:2"), false).await.unwrap_err();
     assert!(matches!(error, InstallError::NotInstalled { .. }), "{error}");
@@ -303,7 +303,7 @@ async fn storing_credentials_keeps_docker_settings() {
     assert_eq!(
         docker.get("r.example").await.unwrap(),
         Some(Credentials::new("a", "b")),
-        "an entry with the old form of the name was not found"
+        "an entry with the old form of the name must be found"
     );
     assert!(docker.get("other.example").await.unwrap().unwrap().is_identity_token);
     assert_eq!(docker.get("unknown.example").await.unwrap(), None);

@@ -4,7 +4,7 @@
 
 /// Maximum number of bytes in escape sequences between two bytes of a secret.
 ///
-/// Also the maximum number of parameter bytes of a control sequence. This bounds the number of bytes that are held back.
+/// Also the maximum number of parameter bytes of a control sequence. Both bound the number of bytes that are held back.
 pub(super) const MAX_GAP: usize = 256;
 
 /// First byte of an escape sequence.

@@ -2,7 +2,7 @@
 //! masked variables, tokens in URLs, and text after known token prefixes.
 //!
 //! Invariant: the output depends on the bytes only, not on how they were split into writes. Escape sequences inside a
-//! value do not prevent masking.
+//! value do not prevent masking, unless they have more than 256 bytes in a row.
 //!
 //! ```text
 //! bytes ---> candidates? --no--> passed on in one piece

@@ -28,9 +28,9 @@ struct PendingByte {
 /// A range that is being replaced.
 #[derive(Debug, Clone, Copy)]
 struct Replacement {
-    /// Position after its last known byte.
+    /// Position after the last known byte of the range.
     end: u64,
-    /// Whether it contains an escape sequence.
+    /// Whether the range contains an escape sequence.
     escapes: bool,
 }
 

@@ -111,7 +111,7 @@ impl Trie {
         None
     }
 
-    /// Adds a text. Texts are ignored once their total length exceeds 4 GiB.
+    /// Adds a text. Texts are ignored once the automaton has 2^32 nodes.
     fn add(&mut self, text: &[u8]) {
         let mut at = 0;
         for (depth, byte) in (1..).zip(text) {
