@@ -263,7 +263,7 @@ mod tests {
         assert!(policy.check(&StepReference::Script).is_err());
         for (name, is_allowed) in [("service", false), ("artifacts/upload", false), ("artifacts/download", true)] {
             assert_eq!(policy.check_call(&builtin(name)).is_ok(), is_allowed, "{name}");
-            assert!(policy.check(&builtin(name)).is_ok(), "{name} was denied as a step of the job itself");
+            assert!(policy.check(&builtin(name)).is_ok(), "{name} is allowed as a step of the job itself");
         }
         let rules = vec![rule(1, true, "builtin:artifacts/*")];
         let policy = StepPolicy { rules, ..policy };
@@ -282,7 +282,7 @@ mod tests {
         let found = |text: &str| policy.limits_of(&StepReference::parse(text).unwrap());
         assert_eq!(found("./trusted"), None);
         assert_eq!(found("./other"), Some((1, &limits)));
-        assert_eq!(found("dist://script"), None, "a denied step has limits");
+        assert_eq!(found("dist://script"), None, "a denied step has no limits");
         let other = StepLimits { file_bytes: Some(5), memory_bytes: Some(3), ..StepLimits::default() };
         let both = StepLimits { no_network: true, file_bytes: Some(5), memory_bytes: Some(3), ..limits.clone() };
         assert_eq!((limits.and(&other), other.and(&limits)), (both.clone(), both));
@@ -307,7 +307,7 @@ mod tests {
         }
         assert!(
             !matches_pattern(&"**a".repeat(50), &"a".repeat(10_000).replace('a', "b")),
-            "a long text takes bounded time"
+            "a long text must be compared in bounded time"
         );
     }
 }

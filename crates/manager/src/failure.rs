@@ -227,7 +227,7 @@ mod tests {
             Some(tree["steps"][0].get("call").is_some())
         };
         assert_eq!(has_record(10, 1000), Some(true));
-        assert_eq!(has_record(10, MAX_TREE_BYTES), Some(false), "the tree was left out, or kept its record");
+        assert_eq!(has_record(10, MAX_TREE_BYTES), Some(false), "the tree must be sent without its record");
         assert_eq!(has_record(MAX_TREE_BYTES, 10), None);
     }
 

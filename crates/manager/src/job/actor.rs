@@ -77,7 +77,7 @@ impl JobActor {
         }
     }
 
-    /// Returns the resources that the next actor needs after [`Self::run`] has failed.
+    /// Returns the resources that the next actor of the job needs.
     pub(super) fn into_retained(self) -> Retained {
         Retained { lease: self.environment.into_lease(), permit: self.permit }
     }

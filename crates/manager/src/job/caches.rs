@@ -58,7 +58,7 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
     })
 }
 
-/// Returns the URLs of one object, for only those requests that the job needs.
+/// Returns the URL to query one object, and those to download and upload it if the job needs them.
 async fn object(
     store: &CacheStore,
     usage: &CacheUse,

@@ -43,7 +43,7 @@ pub(super) enum DispatchOutcome {
     Accepted { needs_approval: bool },
     /// The instance's agent does not support start approval, and did not get the job.
     NoStartApproval,
-    /// The agent does not accept the job, or the job cannot be lowered.
+    /// The agent does not accept the job, its secrets cannot be fetched, or it cannot be lowered.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String, trace_lines: Vec<String> },
     /// No agent answered. If `was_sent` is true, an agent may have received the job anyway.
     NotReached { message: String, was_sent: bool },
@@ -66,7 +66,7 @@ impl From<LowerError> for DispatchOutcome {
 }
 
 impl JobActor {
-    /// Waits until one more job may run (J4). `None` means that it may. Otherwise the job was interrupted or has failed.
+    /// Waits until one more job may run (J4). `None` means that this job may run. Otherwise it was interrupted or has failed.
     async fn wait_to_run(&mut self) -> Result<Option<Next>, JobError> {
         if self.permit.is_some() {
             return Ok(None);

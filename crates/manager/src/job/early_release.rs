@@ -15,7 +15,7 @@ use crate::store::JobRunId;
 #[derive(Debug, Clone)]
 pub(crate) struct UnreportedJobs {
     permits: Arc<Semaphore>,
-    /// Sends the ID of each job whose slot was released to the manager. Holds at most one message per job.
+    /// Sends to the manager the ID of each job whose slot was released. Holds at most one message per job.
     released: mpsc::UnboundedSender<JobRunId>,
 }
 

@@ -82,7 +82,7 @@ impl JobEnvironment {
         }
     }
 
-    /// Returns the slot, so that the job can get another one.
+    /// Releases the slot, so that the job can get another one.
     pub(super) fn unassign(&mut self) {
         if let Some(lease) = std::mem::take(self).into_lease() {
             lease.release();

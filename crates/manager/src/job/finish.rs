@@ -67,7 +67,8 @@ impl JobActor {
         })
     }
 
-    /// Releases the slot of a job that has ended, because the coordinator did not accept its report.
+    /// Releases the slot of a job that has ended, because the coordinator did not accept its log or report.
+    /// Does nothing if the slot must be kept.
     ///
     /// The release is stored first (R2), because the next start of the manager must not use the slot for this job again.
     pub(super) fn release_slot(&mut self) {
@@ -96,7 +97,7 @@ impl JobActor {
 
     /// Sends the final update until the coordinator acknowledges it, or no longer expects the job.
     ///
-    /// The wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer wait.
+    /// After errors, the wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer wait.
     async fn report(&mut self, update: &UpdateRequest) -> ReportOutcome {
         loop {
             match self.uploader.report(update).await {

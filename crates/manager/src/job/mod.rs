@@ -60,7 +60,7 @@ pub(crate) use outage::ReachabilityTracker;
 const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 /// Maximum time to close a job at its agent.
 ///
-/// An agent deletes a job that was not closed at the end of its retention period (R6).
+/// After its retention period, an agent also deletes a job that was not closed (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Context that the actors of one runner's jobs share.
@@ -93,7 +93,7 @@ pub(crate) struct RunnerContext {
 /// Reason why an actor cannot continue. The row is kept for a later start of the manager.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobError {
-    /// The manager's own state failed.
+    /// `state.log` cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A defect: the job's state has no such transition.

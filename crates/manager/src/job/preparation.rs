@@ -12,7 +12,7 @@ use crate::observe::JobWatch;
 
 /// Number of failed attempts to reach an agent, in one or several slots, after which the job fails.
 const MAX_UNREACHABLE_SLOTS: u32 = 3;
-/// Maximum number of times that a job is rescheduled before it fails.
+/// Number of lost slots after which a job fails instead of being rescheduled.
 const MAX_RESCHEDULES: usize = 10;
 
 /// Preparation of one job: everything between its slot and its start.

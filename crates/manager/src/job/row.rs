@@ -47,7 +47,7 @@ impl JobRow {
 
     /// Applies `change` to the current state and stores the result.
     ///
-    /// If it cannot be stored, the state does not change.
+    /// If the result cannot be stored, the state does not change.
     ///
     /// # Errors
     /// [`JobError::Transition`] if the current state does not allow the change, [`JobError::Store`] if it cannot be stored.

@@ -1,6 +1,6 @@
 //! Sends a job's trace and its final update to the coordinator.
 //!
-//! The trace is sent in pieces, in order, each byte once. A job without new output sends a keep-alive instead. The length that the
+//! The trace is sent in pieces, in order. A job without new output sends a keep-alive instead. The length that the
 //! coordinator acknowledged is authoritative (R5). The uploader takes no more bytes while it has [`MAX_PIECE_BYTES`] that are
 //! not acknowledged. These bytes wait in the agent's spool.
 
@@ -57,6 +57,7 @@ pub(super) enum ReportOutcome {
     /// The coordinator has acknowledged the final update.
     Acknowledged,
     /// The job has ended at the coordinator, or belongs to another manager.
+    /// Also returned if the coordinator rejected the final update too often.
     JobGone,
     /// The coordinator's copy of the trace is wrong. The whole trace must be sent again.
     ResendTrace,

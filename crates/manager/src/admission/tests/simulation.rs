@@ -159,7 +159,7 @@ impl Simulation {
 
     /// Asserts that a request that was just sent is within every limit.
     fn check_start(&self, runner: &RunnerKey) {
-        assert!(!self.stopped, "a request was sent after the stop");
+        assert!(!self.stopped, "no request may be sent after the stop");
         let limits = self.runners.iter().find(|limits| limits.key == *runner).unwrap();
         let requests = self.in_flight.iter().filter(|(_, owner)| owner == runner).count();
         let jobs = self.jobs.iter().filter(|owner| *owner == runner).count();
