@@ -256,7 +256,7 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Returns the directory name of a key. `None` if sanitizing leaves nothing of it.
+    /// Returns the directory name of a key. `None` if the key is empty, or sanitizing leaves nothing of it.
     fn directory_name(&mut self, raw: &str) -> Option<String> {
         if raw.is_empty() {
             return None;

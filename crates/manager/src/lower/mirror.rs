@@ -14,7 +14,7 @@ use url::Url;
 use super::settings::{JobSettings, job_timeout};
 use super::{JobContext, docker, driver, suspension};
 
-/// Name of the directory of all mirrors, beside the builds directory.
+/// Default name of the directory of all mirrors, beside the builds directory.
 const DIRECTORY: &str = "git-mirrors";
 /// Number of hexadecimal digits of the URL's hash in the name of a mirror.
 const URL_DIGITS: usize = 16;

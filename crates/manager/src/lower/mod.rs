@@ -55,7 +55,7 @@ pub struct JobContext {
     pub directories: Directories,
     /// Slot of the job.
     pub slot: Slot,
-    /// Runner that received the job. Only the short form of its token leaves this module.
+    /// Runner that received the job. Its complete token does not leave this module.
     pub runner: Arc<RunnerSettings>,
     /// Name of the host, for the header of the trace.
     pub host_name: String,

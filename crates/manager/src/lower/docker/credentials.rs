@@ -19,7 +19,7 @@ const PAYLOAD: &str = "job payload (GitLab Registry)";
 /// Host names that all stand for Docker Hub.
 const HUB: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 
-/// Returns all credentials for these images. Adds warnings about sources that cannot be used.
+/// Returns all credentials. Helpers are asked for those of these images. Adds warnings about sources that cannot be used.
 ///
 /// # Errors
 /// [`LowerError`] if the name of a credential helper could lead to another program.

@@ -52,7 +52,7 @@ const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 /// Files of the manager that the containers of a job depend on.
 #[derive(Debug, Clone, Default)]
 pub struct DockerFiles {
-    /// Docker's configuration file with credentials. `None` if the file does not exist.
+    /// Docker's configuration file with credentials. `None` if no such file was found.
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,

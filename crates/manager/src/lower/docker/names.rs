@@ -39,7 +39,7 @@ impl Names {
         let own = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
         let volumes = own.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
-        // The same job has the same names after a restart of the manager, so that the containers and volumes that it left are found.
+        // The same job has the same names after a restart of the manager, so that its leftover containers and volumes are found.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
         Self {
             volumes: format!("runner-{}", digest(&owner, VOLUME_HASH_BYTES)),

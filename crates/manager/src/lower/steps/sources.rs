@@ -98,7 +98,7 @@ fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
 /// Returns a URL with the job's token. An SSH URL gets a user only, because the key identifies the job.
 fn with_token(url: &Url, payload: &JobPayload) -> Url {
     let mut url = url.clone();
-    // These fail for URLs that cannot have a user. Then there is nothing to set.
+    // The calls fail for URLs that cannot have a user. Then there is nothing to set.
     let _ = match url.scheme() {
         "ssh" => url.set_username(if url.username().is_empty() { "git" } else { url.username() }.to_owned().as_str()),
         "http" | "https" => url.set_username(TOKEN_USER).and_then(|()| url.set_password(Some(&payload.token))),

@@ -38,7 +38,7 @@ fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns the entry without what saving a cache does not need. The upload URLs of its own key and the indexes of its chunks remain.
+/// Returns the entry without what saving a cache does not need.
 fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     let key = entry.key.clone();
