@@ -129,6 +129,7 @@ impl Manager {
     }
 
     /// Runs until a command stops the manager or a run limit is reached, and then until its jobs are reported.
+    /// After [`ControlCommand::Leave`], does not wait for the jobs.
     ///
     /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
     ///

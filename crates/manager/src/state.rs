@@ -42,11 +42,11 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The agent has accepted the job, and user commands may have run. No other agent may get the job (invariant J2).
+    /// User commands may have run. No other agent may get the job (invariant J2).
     Running {
         /// Lease of the slot.
         lease: LeaseRecord,
-        /// Number of the attempt that the agent accepted.
+        /// Number of the attempt that the agent has or gets.
         attempt: Attempt,
         /// Offset in the trace at which the log of this attempt begins.
         #[serde(default, skip_serializing_if = "is_0")]
@@ -101,7 +101,7 @@ pub struct ManagerOutcome {
     /// Exit code to report. `None` means no exit code.
     #[serde(default)]
     pub exit_code: Option<i32>,
-    /// Last line of the trace, with the reason why the job failed.
+    /// End of the trace, with the reason why the job failed.
     pub trace_message: String,
     /// Length of the trace before the message. The next start appends only the missing part of the message.
     pub trace_offset: u64,

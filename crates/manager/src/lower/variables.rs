@@ -13,7 +13,7 @@ use super::paths::Paths;
 use super::settings::job_timeout;
 use super::{Certificates, JobContext, LowerError, MAX_EXPANDED_BYTES};
 
-/// Names of the file variables that contain certificates.
+// Names of the file variables that contain certificates.
 const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
 const TLS_CERTIFICATE: &str = "CI_SERVER_TLS_CERT_FILE";
 const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";

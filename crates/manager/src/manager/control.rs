@@ -53,7 +53,7 @@ impl Control {
         (Self(sender), receiver)
     }
 
-    /// Returns the current statistics. `None` if the manager has ended, or does not answer because it is deleting its instances.
+    /// Returns the current statistics. `None` if the manager has ended or does not answer in time.
     pub async fn stats(&self) -> Option<ManagerStats> {
         // Half of the queue is reserved for other commands, so that unanswered requests for statistics do not block them.
         if self.0.capacity() <= MAX_COMMANDS / 2 {
@@ -84,6 +84,6 @@ mod tests {
             assert_eq!(control.stats().await, None);
         }
         let sent = tokio::time::timeout(STATS_TIMEOUT, control.send(ControlCommand::Abort)).await;
-        assert!(sent.is_ok(), "requests for statistics filled the queue");
+        assert!(sent.is_ok(), "requests for statistics must not fill the queue");
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct JobWatch {
     runner: Arc<RunnerSettings>,
     record: JobRecord,
     recovered: bool,
-    /// Whether stage durations are exported for each runner.
+    /// Whether stage durations are also exported in series of this runner.
     exports_stages: bool,
     trace: JobTrace,
     attributes: Vec<(&'static str, Attribute)>,
@@ -179,7 +179,7 @@ impl JobWatch {
         self.record.entry().set_trace_pending(was_pending, 0);
     }
 
-    /// Counts a failed upload that is repeated.
+    /// Counts a failed call that is repeated.
     pub(crate) fn repeated(&self) {
         self.record.entry().report_retried();
     }
@@ -372,7 +372,7 @@ fn job_url(payload: &JobPayload) -> String {
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
 }
 
-/// Returns whether stage durations of the runner's jobs are exported. Operators enable this with a feature flag, because the
+/// Returns whether stage durations are also exported in series of this runner. Operators enable this with a feature flag, because the
 /// additional metrics use memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)

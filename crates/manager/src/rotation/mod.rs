@@ -127,7 +127,7 @@ impl Rotation {
         settings
     }
 
-    /// Waits until a token was renewed. The caller must then read the file again. Cancel-safe.
+    /// Waits until a token was renewed, or a renewed token was saved. The caller must then read the file again. Cancel-safe.
     pub async fn changed(&mut self) {
         if self.changed.recv().await.is_none() {
             std::future::pending::<()>().await;

@@ -25,7 +25,7 @@ fn context_with(executor: &str) -> JobContext {
     JobContext { directories, runner: Arc::new(runner), ..context() }
 }
 
-/// Returns a payload that uses all built-in steps of a job, except services.
+/// Returns a payload with scripts, a cache, artifacts, a dependency and a hook.
 fn job_with_everything() -> JobPayload {
     payload(json!({
         "steps": [
