@@ -170,7 +170,7 @@ impl Log {
     }
 }
 
-/// Copies the valid lines of a file, in another thread.
+/// Copies the live lines of a file, in another thread.
 #[derive(Debug)]
 pub(super) struct Compactor {
     file: File,

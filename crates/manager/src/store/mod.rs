@@ -1,7 +1,7 @@
 //! `state.log`: the manager's durable state. It has one writer, this process; a lock file excludes a second manager.
 //!
 //! A job needs only a few lines, and only a handful of jobs exist at a time. The state is therefore a file of lines, each written by one
-//! call. With a database, storing took 40 % of the time that the manager spent on a job.
+//! call.
 //!
 //! A written line survives the death of any process, and is on disk within a second. After a loss of power, the lines of the last second may be
 //! missing. The coordinator's accept timeout and the agent's spool then show what has become of these jobs.
@@ -42,7 +42,7 @@ const LOCK: &str = "manager.lock";
 
 /// Time to wait for the lock. A child process that a killed manager was just starting may still hold a copy of it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time between two attempts to get the lock. The end of that child process cannot be observed.
+/// Time between two attempts to get the lock.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Errors of the manager's state.

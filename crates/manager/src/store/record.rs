@@ -36,7 +36,7 @@ pub(super) enum Record<'a> {
     Removed { run: &'a JobRunId },
 }
 
-/// One of the simultaneous job requests of a runner, with the idempotency key of its next request.
+/// A long-poll slot of a runner, with the idempotency key of its next request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Lane {
     pub(super) runner: RunnerKey,

@@ -89,7 +89,7 @@ async fn pause_job_answers(runner: TcpStream, server: TcpStream, paused_answers:
 }
 
 async fn next_paused_answer(paused_answers: &mut mpsc::UnboundedReceiver<PausedAnswer>) -> PausedAnswer {
-    tokio::time::timeout(WAIT_TIMEOUT, paused_answers.recv()).await.expect("no job was answered").unwrap()
+    tokio::time::timeout(WAIT_TIMEOUT, paused_answers.recv()).await.expect("no answer with a job arrived").unwrap()
 }
 
 #[tokio::test]

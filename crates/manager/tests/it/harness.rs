@@ -45,7 +45,7 @@ pub(crate) struct Harness {
     pub(crate) capacity: watch::Sender<Capacity>,
 }
 
-/// A running manager. Dropping or killing it stops it between two instructions, like a process.
+/// A running manager. [`Self::kill`] stops it at any `await`, as the death of its process would.
 pub(crate) struct Running {
     pub(crate) control: Control,
     /// Limit on the size of its state in bytes.
@@ -175,7 +175,7 @@ impl Harness {
         }
     }
 
-    /// Starts a manager with any settings on the same state and agent.
+    /// Starts a manager with these settings on the state directory and agent of the harness.
     pub(crate) async fn manager_with_settings(&self, settings: Settings) -> Running {
         self.manager_with_run_limits(settings, RunLimits::default()).await
     }
