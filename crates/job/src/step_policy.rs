@@ -152,7 +152,6 @@ impl PolicyRule {
     }
 }
 
-/// Part of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     Char(char),

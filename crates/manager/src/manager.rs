@@ -76,7 +76,6 @@ pub struct Manager {
     released_slots: mpsc::UnboundedReceiver<JobRunId>,
     /// Jobs without a slot. They no longer count for admission.
     without_slot: HashSet<JobRunId>,
-    /// Object stores of caches.
     cache_stores: Arc<CacheStores>,
     /// Limits of the number of running jobs: `concurrent`, and `limit` of each runner.
     limits: Arc<ConcurrencyLimits>,

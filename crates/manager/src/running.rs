@@ -120,7 +120,6 @@ impl Drop for RunPermit {
     }
 }
 
-/// A job that waits for a permit.
 struct Waiter<'a> {
     limits: &'a ConcurrencyLimits,
     ticket: u64,

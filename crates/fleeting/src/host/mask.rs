@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::PluginSpec;
 
-/// Text that replaces a secret.
 const MASKED: &str = "[masked]";
 /// Minimum length of a secret in bytes. Shorter texts occur in too many other words to be replaced.
 const MIN_SECRET_BYTES: usize = 4;
@@ -15,7 +14,6 @@ const SECRET_WORDS: [&str; 8] =
 /// Names of more secret keys. Other names that end in `key` usually are not secret.
 const SECRET_NAMES: [&str; 4] = ["key", "apikey", "access_key", "ssh_key"];
 
-/// The secrets of one plugin.
 #[derive(Clone, Default)]
 pub(crate) struct Mask(Vec<String>);
 
@@ -38,7 +36,6 @@ impl Mask {
         Self(secrets)
     }
 
-    /// Replaces the secrets in the text.
     pub(super) fn hide(&self, text: String) -> String {
         let hidden = |text: String, secret: &String| {
             if text.contains(secret.as_str()) { text.replace(secret.as_str(), MASKED) } else { text }

@@ -46,7 +46,6 @@ enum ExitCause {
 }
 
 impl Supervisor {
-    /// Starts the plugin for the first time.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
         let (running, info) = start_and_count(&spec).await?;
         let (name, status) = (spec.name(), PluginStatus::Up { pid: running.process.pid() });

@@ -199,9 +199,7 @@ impl Store {
     }
 }
 
-/// Result of checking the files of a version.
 struct InstalledFiles {
-    /// Whether the executable exists.
     exists: bool,
     /// Whether all files match their digests and come from the archive that the registry has now.
     is_intact: bool,
@@ -339,7 +337,6 @@ fn is_intact(directory: &Path, entry: &Entry) -> bool {
     entry.files.iter().all(matches)
 }
 
-/// Deletes old incomplete downloads.
 fn remove_old_downloads(partial: &Path) {
     for entry in partial.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed().unwrap_or_default());

@@ -19,7 +19,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct FileLock(File);
 
 impl FileLock {
-    /// Locks the directory of plugins.
     pub(super) async fn of_directory(directory: &Path) -> Result<Self, InstallError> {
         std::fs::create_dir_all(directory).map_err(|source| failed(directory, source))?;
         Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await

@@ -10,7 +10,6 @@ use super::fake::{FakeDaemon, Hypervisor};
 use super::*;
 use muster_remote::local::LocalSession;
 
-/// A hypervisor that only pretends to create machines.
 #[derive(Default)]
 struct StubHypervisor {
     hangs: bool,

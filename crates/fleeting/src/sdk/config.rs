@@ -16,7 +16,6 @@ pub enum ConfigError {
     Value(String),
 }
 
-/// A key that the plugin does not know.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UnknownKey {
     pub(super) key: String,
@@ -62,7 +61,6 @@ pub(super) fn read(bytes: &[u8], schema: &Schema) -> Result<(Value, Vec<UnknownK
     Ok((Value::Object(config), unknown))
 }
 
-/// Converts settings to the plugin's own type.
 pub(super) fn deserialize<C: DeserializeOwned>(config: Value) -> Result<C, ConfigError> {
     serde_path_to_error::deserialize(config).map_err(|error| {
         let key = error.path().to_string();
@@ -99,7 +97,6 @@ pub fn reference<C: JsonSchema>() -> String {
     describe(&schema_for!(C))
 }
 
-/// Returns the reference of the settings with this schema.
 pub(super) fn describe(schema: &Schema) -> String {
     let properties = properties(schema);
     if properties.is_empty() {

@@ -16,7 +16,6 @@ pub(super) struct Plugin {
     pub(super) name: &'static str,
     /// [`Provider::VERSION`].
     pub(super) version: &'static str,
-    /// Returns the schema of `plugin_config`.
     pub(super) schema: fn() -> Schema,
     create: Create,
 }

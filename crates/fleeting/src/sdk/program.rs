@@ -12,7 +12,6 @@ use muster_remote::ProcessGroup;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// Maximum size of stdout in bytes.
 const MAX_STDOUT_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum length of a line of stderr in bytes. A longer line is logged in pieces.
 const MAX_LINE_BYTES: usize = 8 * 1024;

@@ -12,7 +12,6 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use super::Endpoint;
 
-/// Reason why a plugin cannot listen on the loopback interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PortError {
     /// No port of the range is free.

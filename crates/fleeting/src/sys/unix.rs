@@ -15,7 +15,6 @@ use crate::protocol::SOCKET_DIR_KEY;
 /// Maximum number of random socket names to try.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// Reason why a plugin has no socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// The socket cannot be created.
@@ -89,7 +88,6 @@ impl Signals {
 pub(crate) struct Parent(Option<Pid>);
 
 impl Parent {
-    /// Returns the current parent.
     pub(crate) fn new() -> Self {
         Self(getppid())
     }

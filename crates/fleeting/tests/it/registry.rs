@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A running registry.
 pub(crate) struct Registry {
     process: DockerRegistry,
     /// Address of the registry, `127.0.0.1:PORT`.
@@ -37,7 +36,6 @@ impl Registry {
         DockerConfig::in_directory(&self.process.dir().join("docker"))
     }
 
-    /// Returns a reference to a plugin in this registry.
     pub(crate) fn reference(&self, name: &str) -> Reference {
         Reference::parse(&format!("{}/{name}", self.host), &DEFAULTS).unwrap()
     }

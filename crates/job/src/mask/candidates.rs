@@ -51,7 +51,6 @@ impl Candidates {
         Self { search, starts }
     }
 
-    /// Starts the search in a piece of the stream.
     pub(super) fn scan<'a>(&'a self, bytes: &'a [u8]) -> Scan<'a> {
         Scan { candidates: self, bytes, text: None, special: None }
     }

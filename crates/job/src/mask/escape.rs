@@ -7,10 +7,8 @@
 /// Also the maximum number of parameter bytes of a control sequence. Both bound the number of bytes that are held back.
 pub(super) const MAX_GAP: usize = 256;
 
-/// First byte of an escape sequence.
 pub(super) const ESC: u8 = 0x1b;
 
-/// Result of [`escape`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Escape {
     /// The bytes do not start with an escape sequence.

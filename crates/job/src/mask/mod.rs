@@ -33,7 +33,6 @@ const URL_PARAMETERS: [&str; 6] =
 /// Prefix of personal access tokens. The text after it is always masked.
 const PERSONAL_PREFIX: &str = "glpat-";
 
-/// Prefixes of GitLab's tokens.
 const TOKEN_PREFIXES: [&str; 14] = [
     PERSONAL_PREFIX,
     "gloas-",
@@ -64,7 +63,6 @@ pub struct Secrets(Arc<Texts>);
 struct Texts {
     /// Masked values, their quoted forms and their longer lines.
     phrases: Vec<Vec<u8>>,
-    /// Token prefixes.
     prefixes: Vec<Vec<u8>>,
     /// The texts, prepared for the search when it starts for the first time.
     patterns: OnceLock<Patterns>,

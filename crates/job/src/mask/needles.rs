@@ -4,7 +4,6 @@
 use super::byte_set::ByteSet;
 use super::escape::{Escape, MAX_GAP, escape};
 
-/// A set of texts to find.
 #[derive(Debug, Clone)]
 pub(super) struct Needles {
     /// Texts, longest first, without duplicates.
@@ -14,7 +13,6 @@ pub(super) struct Needles {
     ignore_case: bool,
 }
 
-/// Result of a search.
 pub(super) enum Found {
     /// No text starts in the searched bytes.
     Nothing,
@@ -38,7 +36,6 @@ impl Needles {
         Self { texts, starts, ignore_case }
     }
 
-    /// Returns the texts.
     pub(super) fn texts(&self) -> impl Iterator<Item = &[u8]> {
         self.texts.iter().map(Vec::as_slice)
     }
@@ -92,7 +89,6 @@ impl Needles {
     }
 }
 
-/// Result of comparing a text with a position of the stream.
 enum Compared {
     /// The text was found. Holds its length in the stream.
     Equal(usize),

@@ -11,7 +11,6 @@ use super::escape::{Escape, MAX_GAP, escape};
 use super::filters::Filter;
 use super::trie::{START, Trie, TrieState};
 
-/// Replacement for a secret.
 pub(super) const MASKED: &[u8] = b"[MASKED]";
 /// Written after the replacement of a secret that contained escape sequences. These sequences are removed with the secret,
 /// and one of them may have reset a color.
@@ -57,7 +56,6 @@ pub(super) struct Phrases {
 }
 
 impl Phrases {
-    /// Creates the state at the start of a stream.
     pub(super) fn new(trie: Arc<Trie>) -> Self {
         Self {
             trie,
@@ -186,7 +184,6 @@ impl Phrases {
         self.found.push_back((start, end));
     }
 
-    /// Releases the bytes before `end`.
     fn release(&mut self, end: u64, out: &mut Vec<u8>) {
         while self.held_at < end {
             let Some(PendingByte { byte, escape }) = self.held.pop_front() else { return };
@@ -206,7 +203,6 @@ impl Phrases {
         }
     }
 
-    /// Ends the current replacement.
     fn close(&mut self, out: &mut Vec<u8>) {
         if self.replacement.take().is_some_and(|open| open.escapes) {
             out.extend_from_slice(RESET);

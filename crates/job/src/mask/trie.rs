@@ -32,7 +32,6 @@ struct Node {
     longest: u32,
 }
 
-/// The automaton.
 #[derive(Debug, Clone)]
 pub(super) struct Trie {
     nodes: Vec<Node>,

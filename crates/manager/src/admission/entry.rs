@@ -62,7 +62,6 @@ impl Limits {
     }
 }
 
-/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A job, which is already stored.

@@ -41,7 +41,6 @@ pub use entry::RunnerStats;
 pub(crate) use entry::{Limits, Notice, Outcome};
 use muster_config::settings::{MIN_HOLD, RunnerKey};
 
-/// Timings of polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PollTimings {
     /// Minimum time between two requests of a runner that the coordinator does not hold.
@@ -50,11 +49,9 @@ pub(crate) struct PollTimings {
     pub(crate) min_hold: Duration,
 }
 
-/// ID of a job request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PollId(u64);
 
-/// Decisions to carry out now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decisions {
     /// Requests to send.
@@ -79,7 +76,6 @@ struct Poll {
     canceled: bool,
 }
 
-/// The admission engine.
 #[derive(Debug)]
 pub(crate) struct Admission {
     concurrent: usize,
@@ -91,7 +87,6 @@ pub(crate) struct Admission {
     /// Runners in the order of the configuration.
     entries: Vec<RunnerEntry>,
     polls: BTreeMap<PollId, Poll>,
-    /// Number of polls of each runner.
     polls_by_runner: HashMap<RunnerKey, usize>,
     /// Jobs in progress of each runner, including runners that are no longer configured.
     jobs: HashMap<RunnerKey, usize>,
@@ -168,7 +163,6 @@ impl Admission {
         }
     }
 
-    /// Counts a job in progress.
     pub(crate) fn count_job(&mut self, runner: &RunnerKey) {
         *self.jobs.entry(runner.clone()).or_default() += 1;
     }

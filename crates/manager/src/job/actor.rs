@@ -36,7 +36,6 @@ pub(super) struct Retained {
     pub(super) permit: Option<RunPermit>,
 }
 
-/// One job, from its row to its report.
 pub(super) struct JobActor {
     pub(super) runner: Arc<RunnerContext>,
     pub(super) watch: Arc<JobWatch>,
@@ -141,7 +140,6 @@ impl JobActor {
         }
     }
 
-    /// Performs the next step of the job.
     async fn advance(&mut self) -> Result<Next, JobError> {
         match self.row.state() {
             JobState::Received { .. } => match self.payload.decode_error().map(str::to_owned) {

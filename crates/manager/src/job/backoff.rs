@@ -11,7 +11,6 @@ pub(super) const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50
 pub(super) struct NoProgressBackoff {
     /// Largest acknowledged length so far, in bytes.
     reached: u64,
-    /// Next wait.
     wait: Duration,
 }
 

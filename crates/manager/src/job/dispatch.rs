@@ -37,7 +37,6 @@ const RESUME_LOST_HINT: &str =
 /// Maximum time to wait for the answer to `Run` when the job is interrupted.
 const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Result of dispatching a job to an agent.
 pub(super) enum DispatchOutcome {
     /// An agent has accepted the job. If `needs_approval` is true, the agent asks the manager before the user's first command.
     Accepted { needs_approval: bool },

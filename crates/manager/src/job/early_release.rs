@@ -37,7 +37,6 @@ impl UnreportedJobs {
         ReleasedEnvironment { environment, _permit: Arc::clone(&self.permits).try_acquire_owned().ok() }
     }
 
-    /// Notifies the manager that the slot of a job was released.
     pub(super) fn notify_released(&self, run: JobRunId) {
         // A manager that has ended counts no jobs.
         let _ = self.released.send(run);

@@ -52,7 +52,6 @@ pub(super) enum JobEnvironment {
 }
 
 impl JobEnvironment {
-    /// Stores the lease that the job got.
     pub(super) fn assign(&mut self, lease: Lease) {
         *self = Self::Leased(lease);
     }
@@ -194,7 +193,6 @@ impl JobEnvironment {
     }
 }
 
-/// Parameters of [`JobEnvironment::suspend`].
 pub(super) struct SuspendRequest<'a> {
     /// ID of the job's run at the agent. `None` means that no agent can know the job.
     pub(super) run_id: Option<String>,

@@ -25,7 +25,6 @@ use super::uploader::UploadOutcome;
 /// The agent enforces the job's timeout, and may then still run `after_script` and uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
-/// Result of following a job.
 pub(super) enum FollowOutcome {
     /// The job has a result, and every byte of its log is acknowledged, or the coordinator refuses the rest of the log.
     Result(Box<JobResult>),

@@ -70,10 +70,8 @@ pub(crate) struct RunnerContext {
     pub(crate) runner: Arc<RunnerSettings>,
     /// Key of the runner in the settings that were in effect when the actor was started.
     pub(crate) key: RunnerKey,
-    /// Limits the number of running jobs.
     pub(crate) limits: Arc<ConcurrencyLimits>,
     pub(crate) store: Arc<Store>,
-    /// Object stores of caches.
     pub(crate) cache_stores: Arc<CacheStores>,
     pub(crate) executor: Arc<dyn Executor>,
     /// Time to keep reconnecting to an unreachable agent before its job fails.
@@ -86,7 +84,6 @@ pub(crate) struct RunnerContext {
     pub(crate) cancel: CancellationToken,
     /// Limits the number of jobs that wait for their report without a slot.
     pub(crate) unreported: UnreportedJobs,
-    /// Tracks which instances are reachable.
     pub(crate) reachability: ReachabilityTracker,
 }
 

@@ -17,7 +17,6 @@ const MAX_OUTAGE: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReachabilityTracker(Arc<Mutex<HashMap<String, InstanceJobs>>>);
 
-/// Number of jobs on one instance.
 #[derive(Debug, Default)]
 struct InstanceJobs {
     all: usize,
@@ -59,7 +58,6 @@ pub(super) struct ConnectionHealth {
 }
 
 impl ConnectionHealth {
-    /// Records whether the connection is open.
     pub(super) fn set_connected(&mut self, connected: bool) {
         let mut jobs = self.tracker.0.lock();
         match jobs.get_mut(&self.instance) {

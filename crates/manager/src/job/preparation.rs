@@ -28,7 +28,6 @@ pub(super) struct Preparation {
 }
 
 impl Preparation {
-    /// Starts the preparation of a job now.
     pub(super) fn new(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         // A limit longer than the job's own timeout has no effect.
         let timeout = runner.prepare_timeout.filter(|limit| *limit <= job_timeout(payload));
@@ -38,7 +37,6 @@ impl Preparation {
         preparation
     }
 
-    /// Restarts the deadline with the full timeout.
     pub(super) fn restart_deadline(&mut self) {
         self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
     }
@@ -59,7 +57,6 @@ impl Preparation {
         self.unreachable_slots
     }
 
-    /// Returns whether the job may be rescheduled once more.
     pub(super) fn may_reschedule(&self) -> bool {
         self.reschedule_notes.len() < MAX_RESCHEDULES
     }

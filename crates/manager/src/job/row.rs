@@ -19,7 +19,6 @@ pub(super) struct JobRow {
 }
 
 impl JobRow {
-    /// Returns the row of a stored job.
     pub(super) fn new(
         store: Arc<Store>,
         watch: Arc<JobWatch>,
@@ -35,7 +34,6 @@ impl JobRow {
         &self.run
     }
 
-    /// Returns the state that is stored.
     pub(super) fn state(&self) -> &JobState {
         &self.state
     }

@@ -51,7 +51,6 @@ pub(super) enum UploadOutcome {
     JobGone,
 }
 
-/// Result of reporting a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReportOutcome {
     /// The coordinator has acknowledged the final update.
@@ -63,7 +62,6 @@ pub(super) enum ReportOutcome {
     ResendTrace,
 }
 
-/// Result of one attempt to report a job.
 pub(super) enum ReportAttempt {
     /// No further attempt is needed.
     Ended(ReportOutcome),
@@ -71,7 +69,6 @@ pub(super) enum ReportAttempt {
     RetryAt(Instant),
 }
 
-/// Upload of one job's trace.
 pub(super) struct Uploader {
     client: Client,
     payload: Arc<JobPayload>,
@@ -298,7 +295,6 @@ impl Uploader {
         }
     }
 
-    /// Returns whether the coordinator has canceled the job.
     pub(super) fn is_canceled(&self) -> bool {
         self.canceled
     }

@@ -126,11 +126,8 @@ pub(crate) struct CacheUse {
     pub(crate) key: String,
     /// Human-readable key.
     pub(crate) name: String,
-    /// Name of the object.
     pub(crate) object: String,
-    /// Whether the job may download the object.
     pub(crate) download: bool,
-    /// Whether the job may upload the object.
     pub(crate) upload: bool,
 }
 
@@ -160,7 +157,6 @@ pub(crate) struct CacheUses {
     pub(crate) chunks: Vec<ChunkUse>,
 }
 
-/// Returns the objects that the job's caches use.
 pub(super) fn uses(
     payload: &JobPayload,
     context: &JobContext,

@@ -333,7 +333,6 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
     glob.is_ok_and(|glob| glob.compile_matcher().is_match(text))
 }
 
-/// Returns the agent's limits for unpacking archives.
 fn unpack_limits(settings: UnpackSettings) -> UnpackLimits {
     let UnpackSettings { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml } = settings;
     UnpackLimits { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml }

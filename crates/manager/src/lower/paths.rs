@@ -7,7 +7,6 @@ use url::Url;
 
 use super::{JobContext, LowerError};
 
-/// The job's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Paths {
     pub(super) builds_dir: String,

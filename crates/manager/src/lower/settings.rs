@@ -16,7 +16,6 @@ const DEFAULT_AFTER_SCRIPT_TIMEOUT: Duration = Duration::from_secs(300);
 const MAX_ATTEMPTS: u32 = 10;
 const SECRETS_ATTEMPTS: &str = "SECRETS_RETRIEVAL_ATTEMPTS";
 
-/// Settings of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JobSettings {
     pub(super) strategy: String,
@@ -228,7 +227,6 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the maximum number of attempts to fetch the job's secrets.
 pub(super) fn secrets_attempts(variables: &Variables) -> u32 {
     Reader { variables, warnings: Vec::new() }.attempts(SECRETS_ATTEMPTS)
 }
@@ -238,7 +236,6 @@ pub(super) fn retry_wait_ms(flags: &Flags) -> (u64, u64) {
     if flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY") { (5_000, 300_000) } else { (1_000, 5_000) }
 }
 
-/// Returns the timeout of the whole job.
 pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
         Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WAIT),

@@ -18,11 +18,9 @@ const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
 const TLS_CERTIFICATE: &str = "CI_SERVER_TLS_CERT_FILE";
 const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
 
-/// The joined and expanded variables.
 #[derive(Debug)]
 pub(super) struct Variables {
     list: Vec<Variable>,
-    /// Index of each variable in the list.
     indexes: HashMap<String, usize>,
     temp_dir: String,
     /// Number of bytes that further expansions may produce. `None` if the limit is exceeded.

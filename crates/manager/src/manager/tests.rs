@@ -8,7 +8,6 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// An executor without any environment.
 struct NoCapacity;
 
 #[async_trait]

@@ -24,7 +24,6 @@ const TRACEPARENT: &str = "TRACEPARENT";
 /// State of a job that was cleaned up without a result, because the coordinator no longer expected one.
 const JOB_GONE: &str = "gone";
 
-/// Observation of one job.
 pub(crate) struct JobWatch {
     telemetry: Arc<Telemetry>,
     runner: Arc<RunnerSettings>,
@@ -157,7 +156,6 @@ impl JobWatch {
         self.progress.lock().stage.0 = manager_stage::HEALTH;
     }
 
-    /// Records a piece of the job's log.
     pub(crate) fn log(&self, piece: &[u8]) {
         if let Some(stage) = self.progress.lock().markers.feed(piece) {
             self.record.set_stage(stage);
@@ -206,7 +204,6 @@ impl JobWatch {
         self.end(&mut progress, reason, exit_code, stages);
     }
 
-    /// Records that the manager ended the job itself.
     pub(crate) fn ended_by_manager(&self, reason: FailureReason, exit_code: Option<i32>) {
         self.end(&mut self.progress.lock(), Some(reason.as_str()), exit_code.map(i64::from), Vec::new());
     }
@@ -241,14 +238,12 @@ impl JobWatch {
         self.enter_stage(&mut progress, manager_stage::CLEANUP);
     }
 
-    /// Records that the job was cleaned up.
     pub(crate) fn cleaned(&self) {
         let mut progress = self.progress.lock();
         self.enter_stage(&mut progress, "");
         progress.cleaned = true;
     }
 
-    /// Ends the manager's current stage and begins the next one.
     fn enter_stage(&self, progress: &mut Progress, next: &'static str) {
         let now = unix_now_ms();
         let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));

@@ -50,7 +50,6 @@ pub enum Reload {
 }
 
 impl Reload {
-    /// Adds a problem, if there is one.
     fn with_problem(mut self, problem: Option<Problem>) -> Self {
         if let Self::Applied { problems, .. } | Self::Invalid { problems } = &mut self {
             problems.extend(problem);

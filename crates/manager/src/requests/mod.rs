@@ -29,7 +29,6 @@ use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 
-/// Result of one request.
 pub(crate) enum PollResult {
     /// A job, which is already stored.
     Job(Box<StoredJob>),
@@ -65,7 +64,6 @@ impl PollResult {
     }
 }
 
-/// A completed request.
 pub(crate) struct CompletedPoll {
     pub(crate) poll: PollId,
     /// Settings with which the request was sent.
@@ -77,7 +75,6 @@ pub(crate) struct CompletedPoll {
     pub(crate) is_repeatable: bool,
 }
 
-/// A request in flight.
 struct InFlightPoll {
     poll: PollId,
     runner: Arc<RunnerSettings>,
@@ -89,7 +86,6 @@ struct InFlightPoll {
     held_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
-    /// Counts the request as open.
     _open: OpenRequest,
 }
 
@@ -110,14 +106,12 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Returns the lane of the next request.
     fn next(&self) -> u32 {
         let mut candidates = self.unconfirmed.iter().copied().chain(0..u32::MAX);
         candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
     }
 }
 
-/// All requests in flight.
 pub(crate) struct Requests {
     store: Arc<Store>,
     observer: Arc<Observer>,
@@ -181,7 +175,6 @@ impl Requests {
         }
     }
 
-    /// Sends one request of `runner`.
     pub(crate) fn start(&mut self, poll: PollId, runner: &RunnerKey) {
         let Some(lanes) = self.runners.get_mut(runner) else { return };
         let lane = lanes.next();

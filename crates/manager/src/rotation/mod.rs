@@ -151,7 +151,6 @@ impl Rotation {
     }
 }
 
-/// The background task.
 struct RotationTask {
     path: PathBuf,
     clock: Arc<dyn WallClock>,
@@ -159,7 +158,6 @@ struct RotationTask {
     renewed: Renewed,
     /// Time before which no reset is requested.
     not_before: SystemTime,
-    /// Attempts by token.
     attempts: HashMap<String, RetryState>,
     /// Runners whose new token is not in the file yet, by the token that is still in the file.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,

@@ -8,7 +8,6 @@ use muster_job::short_token;
 
 const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 
-/// A step of the rotation.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Renew the token of this runner, because its renewal time has come.
@@ -18,7 +17,6 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Returns the token of the step.
     pub(super) fn token(&self) -> &str {
         match self {
             Self::Renew(runner) => runner.token.expose(),

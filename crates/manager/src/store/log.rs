@@ -19,7 +19,6 @@ const HEAD_BYTES: usize = 9;
 /// Default limit on the size of the file. Compaction keeps the file far below it.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Position of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LineSpan {
     offset: u64,
@@ -49,13 +48,11 @@ pub(super) struct OffsetMap {
     tail_to: u64,
 }
 
-/// The file.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
     file: File,
     end: u64,
-    /// Maximum size of the file in bytes.
     limit: Arc<AtomicU64>,
 }
 
@@ -102,7 +99,6 @@ impl Log {
         Arc::clone(&self.limit)
     }
 
-    /// Returns the size of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.end
     }

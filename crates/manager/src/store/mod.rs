@@ -305,7 +305,6 @@ impl Store {
     }
 }
 
-/// Returns a new idempotency key.
 fn new_key() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }

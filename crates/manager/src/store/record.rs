@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::JobRunId;
 use crate::state::JobState;
 
-/// Version of the format.
 pub(super) const VERSION: u32 = 1;
 
 /// A line to write.

@@ -38,7 +38,6 @@ async fn two_in_flight(harness: &Harness) -> (Running, Settings) {
     (manager, settings)
 }
 
-/// Advances the manager's clock.
 async fn advance_clock(manager: &Running, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;

@@ -28,7 +28,6 @@ async fn run(plan: &Plan) -> Report {
     conformance::run(plan, &mut |_| {}).await
 }
 
-/// Returns all cases that did not pass.
 fn not_passed(report: &Report) -> Vec<(&'static str, &'static str, String)> {
     let reason = |verdict: &conformance::Verdict| {
         let text = verdict.outcome.reason()?;

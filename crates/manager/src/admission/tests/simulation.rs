@@ -78,7 +78,6 @@ impl Simulation {
         self.starved.clear();
     }
 
-    /// Simulates one event.
     pub(super) fn step(&mut self) {
         match self.rng.random_range(0..1000) {
             0 => {

@@ -38,9 +38,7 @@ use host_config::{ContainerFacts, host_config};
 use names::{Names, label};
 use volumes::Volumes;
 
-/// Directory of checkouts in containers.
 const BUILDS_DIR: &str = "/builds";
-/// Directory of caches in containers.
 const CACHE_DIR: &str = "/cache";
 /// Number of attempts to create the containers, if the machine or the engine fails.
 const PREPARE_ATTEMPTS: u32 = 3;
@@ -171,7 +169,6 @@ pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     context.directories.builds.join(token).join(format!("containers-{slot}"))
 }
 
-/// Returns the host name of the build container.
 pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     let configured = context.runner.docker.as_ref().map(|docker| docker.hostname.as_str());
     let prepares = context.runner.docker.as_ref().is_some_and(|docker| docker.prepared_containers.is_some());

@@ -10,7 +10,6 @@ use super::super::settings::job_timeout;
 use super::super::variables::Variables;
 use super::super::{JobContext, LowerError};
 
-/// Prefix of all labels.
 pub(super) const LABEL: &str = "com.gitlab.gitlab-runner";
 /// Maximum length of a host name.
 const MAX_NAME_BYTES: usize = 63;
@@ -107,7 +106,6 @@ pub(super) fn labels(
     Ok(labels)
 }
 
-/// Returns the full name of a label.
 pub(super) fn label(name: &str) -> String {
     format!("{LABEL}.{name}")
 }

@@ -13,7 +13,6 @@ use url::Url;
 use super::super::settings::JobSettings;
 use super::{JobParts, operator};
 
-/// Returns the step that restores the job's caches.
 pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSettings) -> Option<Step> {
     let caches: Vec<_> = caches.iter().map(|(entry, _)| without_uploads(entry)).collect();
     (!caches.is_empty()).then(|| {
@@ -135,7 +134,6 @@ pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the provenance information about the job.
 fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     let (git, runner) = (&parts.payload.git_info, &parts.context.runner);
     let repo_url = match Url::parse(&git.repo_url) {

@@ -8,7 +8,6 @@ use muster_job::Variable;
 
 use super::*;
 
-/// Lowers a payload for a runner.
 fn lowered_for(runner: RunnerSettings, extra: Value) -> Result<LoweredJob, LowerError> {
     lower(&payload(extra), &JobContext { runner: Arc::new(runner), ..context() })
 }
