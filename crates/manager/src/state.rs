@@ -313,7 +313,7 @@ mod tests {
         running.clone().lease(lease(), 0).unwrap_err();
         running.clone().await_report().unwrap().start().unwrap_err();
         let unreported = running.clone().await_report().unwrap();
-        assert_eq!(unreported.held_lease(), None, "the slot was released");
+        assert_eq!(unreported.held_lease(), None, "the job holds no slot");
         assert_eq!(unreported.fail(outcome()).unwrap().held_lease(), None);
         let failed = running.fail(outcome()).unwrap();
         assert_eq!(failed.held_lease(), Some(&lease()));

@@ -141,9 +141,9 @@ async fn gitlabs_daemon_creates_and_deletes_machines() {
     let nesting = loop {
         match connect(&socket, NestingTimeouts::default()).await {
             Ok(nesting) => break nesting,
-            Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon does not serve: {error}"),
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon must serve: {error}"),
         }
-        assert_eq!(child.try_wait().unwrap(), None, "the daemon exited");
+        assert_eq!(child.try_wait().unwrap(), None, "the daemon must not exit");
         // The daemon does not signal that it is ready, so it is polled.
         tokio::time::sleep(Duration::from_millis(20)).await;
     };

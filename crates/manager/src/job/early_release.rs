@@ -1,8 +1,7 @@
 //! Early release of the slot of a job that has ended, while the coordinator does not accept the rest of its log or its report.
 //!
 //! The first upload or report that fails releases the slot, so that an unavailable coordinator does not block other jobs. Log and result
-//! stay in the agent's spool. `max_unreported_jobs` limits the number of such jobs. `muster_unreported_jobs` counts them, and
-//! `/debug/jobs/list` shows them as ended. Jobs beyond the limit keep their slots.
+//! stay in the agent's spool. `max_unreported_jobs` limits the number of such jobs. Jobs beyond the limit keep their slots.
 
 use std::sync::Arc;
 

@@ -145,6 +145,6 @@ mod tests {
         assert!(!one.extend_deadline(), "another instance is reachable again, so this one gets only one more timeout");
         tokio::time::advance(MAX_OUTAGE / 2).await;
         drop(two);
-        assert!(!three.extend_deadline(), "the outage has lasted too long");
+        assert!(!three.extend_deadline(), "no instance gets more time after `MAX_OUTAGE`");
     }
 }

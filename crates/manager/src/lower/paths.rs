@@ -127,7 +127,7 @@ mod tests {
             slug(&payload)
         };
         assert_eq!(slug_of("https://gitlab-ci-token:x@gitlab.example/group/sub//project.git"), "group/sub/project");
-        assert_eq!(slug_of("https://gitlab.example/%2e%2e/evil.git"), "evil", "the parser resolves it");
+        assert_eq!(slug_of("https://gitlab.example/%2e%2e/evil.git"), "evil", "the URL parser resolves `%2e%2e`");
         assert_eq!(slug_of("https://gitlab.example/"), "project-5");
         assert_eq!(slug_of("file:///srv/repo.git"), "project-5");
         assert_eq!(slug_of(""), "project-5");

@@ -72,7 +72,7 @@ pub struct ConfigWatch {
 }
 
 impl ConfigWatch {
-    /// Reads the file for the first time. A missing file yields an empty configuration and a problem that reports it.
+    /// Reads the file for the first time. The result also describes a missing or invalid file.
     #[must_use]
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
         let mut watch = Self { path, context, current: None, stamp: None, digest: None, policies: Vec::new() };

@@ -96,7 +96,7 @@ mod tests {
         assert_eq!(
             hours(renewal_time(&runner(Some(500), Some(100)))),
             Some(0),
-            "the token expires before it was obtained"
+            "a token that expires before it was obtained has an unknown lifetime"
         );
     }
 }
