@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Returns the directory of all installed versions of a plugin. `path` is the path of the repository within the registry.
+/// Returns the directory of all installed versions of a plugin.
+/// `path` is the path of the repository within the registry.
 pub(crate) fn repository_directory(plugins: &Path, registry: &str, path: &str) -> PathBuf {
     plugins.join(escape(registry)).join(escape(path))
 }

@@ -22,8 +22,8 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// Returns the reason with this name. Returns [`FailureReason::UnknownFailure`] for an unknown name, and
-            /// [`FailureReason::ScriptFailure`] for an empty name.
+            /// Returns the reason with this name.
+            /// Returns [`FailureReason::UnknownFailure`] for an unknown name, and [`FailureReason::ScriptFailure`] for an empty name.
             #[must_use]
             pub fn from_wire(name: &str) -> Self {
                 match name {
@@ -113,7 +113,8 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// Cause of the early termination of a job. The agent, the manager and the coordinator use the same causes.
+/// Cause of the early termination of a job.
+/// The agent, the manager and the coordinator use the same causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TerminationCause {

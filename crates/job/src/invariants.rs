@@ -138,7 +138,8 @@ pub fn no_leftovers(found: impl IntoIterator<Item = String>) -> Result<(), Viola
     if found.is_empty() { Ok(()) } else { Err(Violation::Leftovers(found.join(", "))) }
 }
 
-/// Checks J6: `content`, which other users can read at `location`, contains none of `secrets`. Empty secrets are ignored.
+/// Checks J6: `content`, which other users can read at `location`, contains none of `secrets`.
+/// Empty secrets are ignored.
 ///
 /// # Errors
 /// Returns [`Violation::SecretVisible`] with the location, never with the value.

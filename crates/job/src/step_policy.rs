@@ -30,7 +30,8 @@ pub struct PolicyRule {
     pub is_allowed: bool,
     /// Reason that the author of the job sees. Empty means that no reason is given.
     pub reason: String,
-    /// Limits of the steps that the rule allows, in addition to those of the policy. They also apply to steps that these steps call.
+    /// Limits of the steps that the rule allows, in addition to those of the policy.
+    /// They also apply to steps that these steps call.
     #[serde(skip_serializing_if = "StepLimits::is_empty")]
     pub limits: StepLimits,
 }
@@ -44,13 +45,15 @@ pub struct PolicyRule {
 pub struct StepLimits {
     /// Whether the processes have no network except a separate loopback interface.
     pub no_network: bool,
-    /// CPU time per second in thousandths of a CPU, for all processes of the job together. `None` means no limit.
+    /// CPU time per second in thousandths of a CPU, for all processes of the job together.
+    /// `None` means no limit.
     pub cpu_milli: Option<u32>,
     /// Memory in bytes, for all processes of the job together. `None` means no limit.
     pub memory_bytes: Option<u64>,
     /// Maximum size in bytes of each file that a process writes. `None` means no limit.
     pub file_bytes: Option<u64>,
-    /// Disk space in bytes that the job's directory and its temporary directory may hold together. `None` means no limit.
+    /// Disk space in bytes that the job's directory and its temporary directory may hold together.
+    /// `None` means no limit.
     pub disk_bytes: Option<u64>,
 }
 
@@ -161,7 +164,8 @@ enum Token {
     DoubleStar,
 }
 
-/// Returns whether a text matches a pattern. `*` does not match a slash, `**` does. Every other character stands for itself.
+/// Returns whether a text matches a pattern.
+/// `*` does not match a slash, `**` does. Every other character stands for itself.
 ///
 /// The time is proportional to the product of the lengths, because the author of a job chooses the text.
 #[must_use]

@@ -85,13 +85,15 @@ pub struct Manager {
     /// Time of the command to abort, at which `shutdown_timeout` begins.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
-    /// Settings with which each runner sends requests, and the number of their generation. New settings of a runner get a new number.
+    /// Settings with which each runner sends requests, and the number of their generation.
+    /// New settings of a runner get a new number.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
 }
 
 impl Manager {
-    /// Returns a manager with its state in `store` and its environments from `executors`. It reports to `telemetry`.
+    /// Returns a manager with its state in `store` and its environments from `executors`.
+    /// It reports to `telemetry`.
     #[must_use]
     pub fn new(settings: Settings, store: Store, executors: Registry, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
@@ -291,7 +293,8 @@ impl Manager {
         }
     }
 
-    /// Sends no more requests. The main loop still waits for the requests in flight that the coordinator may have answered.
+    /// Sends no more requests.
+    /// The main loop still waits for the requests in flight that the coordinator may have answered.
     fn stop_requests(&mut self, run_state: RunState) {
         if self.run_state == RunState::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());

@@ -32,7 +32,8 @@ pub enum JobState {
         #[serde(default = "first_attempt")]
         attempt: Attempt,
     },
-    /// The job has a slot, and the agent may have received the job. On an instance, no user command has run.
+    /// The job has a slot, and the agent may have received the job.
+    /// On an instance, no user command has run.
     Leased {
         /// Lease of the slot.
         lease: LeaseRecord,
@@ -52,7 +53,8 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The agent has the result, and the slot is released. Log and result are reported from the agent's spool.
+    /// The agent has the result, and the slot is released.
+    /// Log and result are reported from the agent's spool.
     AwaitingReport {
         /// Lease that the job had.
         lease: LeaseRecord,
@@ -62,7 +64,8 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The job has a result, and its environment was suspended for a later job or must be suspended now. The agent may no longer have the job.
+    /// The job has a result, and its environment was suspended for a later job or must be suspended now.
+    /// The agent may no longer have the job.
     Suspended {
         /// Lease that the job has or had.
         lease: LeaseRecord,
@@ -72,7 +75,8 @@ pub enum JobState {
         update: Box<UpdateRequest>,
         /// Owner whose later jobs may resume the environment.
         owner: String,
-        /// Length of the trace before the manager's message. The next start appends only the missing part of the message.
+        /// Length of the trace before the manager's message.
+        /// The next start appends only the missing part of the message.
         trace_offset: u64,
     },
     /// The manager ended the job without a result from an agent.
@@ -147,7 +151,8 @@ impl JobState {
         }
     }
 
-    /// Sets the job back to `received`, because its agent never received it. The next agent gets the same attempt.
+    /// Sets the job back to `received`, because its agent never received it.
+    /// The next agent gets the same attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -158,7 +163,8 @@ impl JobState {
         }
     }
 
-    /// Sets the job back to `received`, because its instance was lost before a user command ran. The next agent gets a new attempt.
+    /// Sets the job back to `received`, because its instance was lost before a user command ran.
+    /// The next agent gets a new attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.

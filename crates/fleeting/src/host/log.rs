@@ -100,7 +100,8 @@ fn parse_structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
-/// Maximum number of lines that are copied from a plugin's log to the manager's log at once. Further lines are dropped.
+/// Maximum number of lines that are copied from a plugin's log to the manager's log at once.
+/// Further lines are dropped.
 const LINE_BURST: u32 = 2_000;
 /// Maximum number of lines that are copied per second after [`LINE_BURST`] lines at once.
 const LINES_PER_SECOND: u32 = 100;

@@ -63,7 +63,8 @@ fn collect_secrets(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
     }
 }
 
-/// Adds each line of a secret, because the log is masked line by line. Omits short lines and the first and last line of PEM blocks.
+/// Adds each line of a secret, because the log is masked line by line.
+/// Omits short lines and the first and last line of PEM blocks.
 fn add_secret(text: &str, secrets: &mut Vec<String>) {
     let lines = text.lines().map(str::trim).filter(|line| line.len() >= MIN_SECRET_BYTES && !line.starts_with("-----"));
     secrets.extend(lines.map(str::to_owned));

@@ -154,7 +154,8 @@ impl Store {
         Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_unchanged) })
     }
 
-    /// Returns the path to which the archive is downloaded. If the file exists, it contains the start of the archive.
+    /// Returns the path to which the archive is downloaded.
+    /// If the file exists, it contains the start of the archive.
     fn partial_download(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let registry_error = |source| InstallError::from_registry(reference, source);
         let url = || reference.repository.to_string().as_str().into();

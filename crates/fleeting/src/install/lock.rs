@@ -24,7 +24,8 @@ impl FileLock {
         Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await
     }
 
-    /// Locks a file that the holder of the lock may delete. If it was deleted, creates and locks a new file.
+    /// Locks a file that the holder of the lock may delete.
+    /// If it was deleted, creates and locks a new file.
     pub(super) async fn lock_existing(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         loop {
             let lock = Self::lock(path, timeout).await?;

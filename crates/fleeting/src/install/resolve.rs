@@ -52,7 +52,8 @@ impl ResolvedPlugin {
         }
     }
 
-    /// Returns the command-line arguments. Only a built-in plugin has arguments, because other hosts of the protocol pass none.
+    /// Returns the command-line arguments.
+    /// Only a built-in plugin has arguments, because other hosts of the protocol pass none.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         match self {

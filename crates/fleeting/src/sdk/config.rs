@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 /// Reason why `plugin_config` is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is neither a JSON object nor `null`. The message starts as in Go plugins, so that web searches find it.
+    /// The text is neither a JSON object nor `null`.
+    /// The message starts as in Go plugins, so that web searches find it.
     #[error("unmarshaling config: {0}")]
     Json(String),
     /// A value has the wrong type or is missing.
@@ -24,7 +25,8 @@ pub(super) struct UnknownKey {
 }
 
 impl UnknownKey {
-    /// Finds the most similar known key. At most a third of the letters of the known key may differ. One letter may always differ.
+    /// Finds the most similar known key.
+    /// At most a third of the letters of the known key may differ. One letter may always differ.
     fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
         let lower = key.to_lowercase();
         let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());

@@ -29,7 +29,8 @@ impl Plugin {
         Self { name: P::NAME, version: P::VERSION, schema: || schema_for!(P::Config), create: create::<P> }
     }
 
-    /// Deserializes `config`, and returns the future of [`Provider::init`]. The caller must have removed unknown keys from `config`.
+    /// Deserializes `config`, and returns the future of [`Provider::init`].
+    /// The caller must have removed unknown keys from `config`.
     ///
     /// # Errors
     /// A value has the wrong type or is missing.

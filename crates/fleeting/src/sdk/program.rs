@@ -19,7 +19,8 @@ const MAX_LINE_BYTES: usize = 8 * 1024;
 const MAX_QUOTED_LINES: usize = 5;
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time after the program's exit to read the rest of its output. A process that it left running may keep the pipes open.
+/// Time after the program's exit to read the rest of its output.
+/// A process that it left running may keep the pipes open.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum number of further attempts to start a file that is still open for writing.
 const MAX_BUSY_RETRIES: u32 = 10;

@@ -44,7 +44,8 @@ pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListener
     Err(PortError::Listen { first, last, source })
 }
 
-/// Parses the values of `PLUGIN_MIN_PORT` and `PLUGIN_MAX_PORT`. If both are missing or empty, any port is allowed.
+/// Parses the values of `PLUGIN_MIN_PORT` and `PLUGIN_MAX_PORT`.
+/// If both are missing or empty, any port is allowed.
 ///
 /// # Errors
 /// [`PortError::Port`] or [`PortError::EmptyRange`].

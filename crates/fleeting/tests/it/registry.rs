@@ -31,7 +31,8 @@ impl Registry {
         Some(Self { process, host, requires_login })
     }
 
-    /// Returns docker's configuration for tests of this registry. It contains no login until a test stores one.
+    /// Returns docker's configuration for tests of this registry.
+    /// It contains no login until a test stores one.
     pub(crate) fn credentials(&self) -> DockerConfig {
         DockerConfig::in_directory(&self.process.dir().join("docker"))
     }

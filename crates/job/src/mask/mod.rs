@@ -50,8 +50,8 @@ const TOKEN_PREFIXES: [&str; 14] = [
     "gltok-",
 ];
 
-/// Minimum length in characters of a line of a masked value that is masked separately. Shorter lines, such as `}` or
-/// `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
+/// Minimum length in characters of a line of a masked value that is masked separately.
+/// Shorter lines, such as `}` or `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
 const MIN_LINE_CHARS: usize = 8;
 
 /// Secrets to mask in the log of a job. Clones share their memory.

@@ -40,8 +40,8 @@ impl Needles {
         self.texts.iter().map(Vec::as_slice)
     }
 
-    /// Finds the first text at or after `from`. If several texts start at the same position, finds the longest.
-    /// `is_stream_end` means that no bytes follow.
+    /// Finds the first text at or after `from`.
+    /// If several texts start at the same position, finds the longest. `is_stream_end` means that no bytes follow.
     pub(super) fn find(&self, bytes: &[u8], from: usize, is_stream_end: bool) -> Found {
         let mut at = from;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {

@@ -12,8 +12,8 @@ use super::filters::Filter;
 use super::trie::{START, Trie, TrieState};
 
 pub(super) const MASKED: &[u8] = b"[MASKED]";
-/// Written after the replacement of a secret that contained escape sequences. These sequences are removed with the secret,
-/// and one of them may have reset a color.
+/// Written after the replacement of a secret that contained escape sequences.
+/// These sequences are removed with the secret, and one of them may have reset a color.
 const RESET: &[u8] = b"\x1b[0m";
 
 /// A byte that is held back until the following bytes are known.
@@ -107,7 +107,8 @@ impl Phrases {
         self.held_at += bytes.len() as u64;
     }
 
-    /// Processes a visible byte. While no phrase is in progress, the bytes of escape sequences count as visible, too.
+    /// Processes a visible byte.
+    /// While no phrase is in progress, the bytes of escape sequences count as visible, too.
     fn push_visible(&mut self, byte: u8, out: &mut Vec<u8>) {
         // Both states are equal until an escape sequence occurs.
         let same = self.visible_state == self.raw_state;
@@ -129,8 +130,8 @@ impl Phrases {
         self.release_decided(out);
     }
 
-    /// Processes an escape sequence inside a possible phrase. More than [`MAX_GAP`] bytes of escape sequences between two
-    /// visible bytes end the search for a visible phrase.
+    /// Processes an escape sequence inside a possible phrase.
+    /// More than [`MAX_GAP`] bytes of escape sequences between two visible bytes end the search for a visible phrase.
     fn push_escape(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
         for byte in sequence {
             self.hold(*byte, true);

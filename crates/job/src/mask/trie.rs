@@ -76,7 +76,8 @@ impl Trie {
         self.node(state.0).depth as usize
     }
 
-    /// Returns the length of the longest text that ends at this state. `None` means that no text ends there.
+    /// Returns the length of the longest text that ends at this state.
+    /// `None` means that no text ends there.
     pub(super) fn longest(&self, state: TrieState) -> Option<usize> {
         Some(self.node(state.0).longest as usize).filter(|length| *length > 0)
     }

@@ -15,9 +15,11 @@ use muster_config::settings::{RunnerKey, RunnerSettings};
 /// The cap is low, so that a recovery is noticed soon. That costs little, because the manager sends only one request at a time during a
 /// backoff.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// Backoff between the probes of an unhealthy runner. The runner's `unhealthy_interval` limits it further.
+/// Backoff between the probes of an unhealthy runner.
+/// The runner's `unhealthy_interval` limits it further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// Longest wait that an answer other than 429 can request. The `Retry-After` of a maintenance page is only an estimate.
+/// Longest wait that an answer other than 429 can request.
+/// The `Retry-After` of a maintenance page is only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Limits and settings of a runner that admission depends on.
@@ -43,7 +45,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a runner. `has_executor` is false if the runner's executor does not exist or could not be created.
+    /// Returns the limits of a runner.
+    /// `has_executor` is false if the runner's executor does not exist or could not be created.
     pub(crate) fn new(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
         // Checks C008, C020 and C112 of the configuration report why the runner is disabled.
@@ -66,8 +69,8 @@ impl Limits {
 pub(crate) enum Outcome {
     /// A job, which is already stored.
     Job,
-    /// No job. If `changed` is true, the version of the queue differs from the version in the request. A job may be available
-    /// now, so the next request can be sent at once.
+    /// No job. If `changed` is true, the version of the queue differs from the version in the request.
+    /// A job may be available now, so the next request can be sent at once.
     Empty { changed: bool },
     /// A job that was received before: the answer repeats an earlier one.
     Duplicate,
@@ -91,7 +94,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Notice {
     /// No usable answer. The request will be repeated.
     Failed { failures: u32, wait: Duration },
-    /// The coordinator refused the runner, or no client could be created. `unhealthy` is true if the runner now counts as unhealthy.
+    /// The coordinator refused the runner, or no client could be created.
+    /// `unhealthy` is true if the runner now counts as unhealthy.
     Refused { refusals: u32, wait: Duration, unhealthy: bool },
     /// Requests succeed again after this number of failures or refusals.
     Recovered { failures: u32 },

@@ -56,7 +56,8 @@ pub(crate) struct PollId(u64);
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or that of an answer that arrived first.
+    /// Requests to cancel.
+    /// Each canceled request still ends with an outcome: [`Outcome::Canceled`], or that of an answer that arrived first.
     pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
@@ -90,7 +91,8 @@ pub(crate) struct Admission {
     polls_by_runner: HashMap<RunnerKey, usize>,
     /// Jobs in progress of each runner, including runners that are no longer configured.
     jobs: HashMap<RunnerKey, usize>,
-    /// Number of requests sent so far, which is also the number of the last one. Runners take turns by these numbers.
+    /// Number of requests sent so far, which is also the number of the last one.
+    /// Runners take turns by these numbers.
     sent: u64,
     seed: u64,
 }
@@ -112,8 +114,9 @@ impl Admission {
         }
     }
 
-    /// Applies settings. Runners that remain configured keep their state except their health: an operator who changed a setting wants to
-    /// see at once whether it helped.
+    /// Applies settings.
+    /// Runners that remain configured keep their state except their health: an operator who changed a setting wants to see at once whether
+    /// it helped.
     pub(crate) fn configure(&mut self, concurrent: usize, timings: PollTimings, runners: Vec<Limits>) {
         self.concurrent = concurrent;
         self.timings = timings;

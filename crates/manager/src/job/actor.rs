@@ -45,7 +45,8 @@ pub(super) struct JobActor {
     pub(super) preparation: Preparation,
     pub(super) progress: AgentProgress,
     pub(super) uploader: Uploader,
-    /// Permit that counts the job against `concurrent` and `limit`. `None` while the job waits for it, and after its slot was released.
+    /// Permit that counts the job against `concurrent` and `limit`.
+    /// `None` while the job waits for it, and after its slot was released.
     pub(super) permit: Option<RunPermit>,
 }
 

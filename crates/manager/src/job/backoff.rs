@@ -20,7 +20,8 @@ impl NoProgressBackoff {
         Self { reached, wait: RETRY_BACKOFF.0 }
     }
 
-    /// Returns how long to wait. Zero after progress; otherwise each wait is twice as long as the last one, up to 5 seconds.
+    /// Returns how long to wait.
+    /// Zero after progress; otherwise each wait is twice as long as the last one, up to 5 seconds.
     pub(super) fn pause(&mut self, acknowledged: u64) -> Duration {
         if acknowledged > self.reached {
             *self = Self::new(acknowledged);

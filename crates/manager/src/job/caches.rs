@@ -14,13 +14,15 @@ use muster_runner_api::payload::JobPayload;
 
 use crate::lower::{CacheUse, ChunkUse, JobContext, cache_uses, job_timeout};
 
-/// Number of packs for which a job gets upload URLs, for each cache that it saves as chunks. A save of more data has larger packs.
+/// Number of packs for which a job gets upload URLs, for each cache that it saves as chunks.
+/// A save of more data has larger packs.
 const PACKS: usize = 100;
 
 /// Objects of a job's caches, by their keys: archives and chunks.
 pub(super) type Signed = (BTreeMap<String, CacheObject>, BTreeMap<String, ChunkStore>);
 
-/// Returns the objects of the job's caches by their keys. Empty if the runner has no object store or the job uses no cache.
+/// Returns the objects of the job's caches by their keys.
+/// Empty if the runner has no object store or the job uses no cache.
 ///
 /// If the store cannot be used, the result is empty too, and the job continues with the caches of its machine, as in gitlab-runner.
 pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobContext) -> Signed {

@@ -25,7 +25,8 @@ impl UnreportedJobs {
         (Self { permits: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), released }, receiver)
     }
 
-    /// Admits a job that has ended in `environment`. `None` means that too many jobs wait without a slot already.
+    /// Admits a job that has ended in `environment`.
+    /// `None` means that too many jobs wait without a slot already.
     pub(super) fn admit(&self, environment: Arc<dyn ExecutionEnvironment>) -> Option<ReleasedEnvironment> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some(ReleasedEnvironment { environment, _permit: Some(permit) })

@@ -47,7 +47,8 @@ impl JobActor {
         update
     }
 
-    /// Reports the result, unless the environment must be suspended first. `None` means that the trace must be sent again.
+    /// Reports the result, unless the environment must be suspended first.
+    /// `None` means that the trace must be sent again.
     pub(super) async fn report_result(&mut self, result: &JobResult) -> Result<Option<Next>, JobError> {
         let update = self.record_result(result);
         if self.begin_suspend(result, &update)? {
@@ -110,7 +111,8 @@ impl JobActor {
         }
     }
 
-    /// Stores that the environment of a job with a result must be suspended. Returns false if it will not be suspended.
+    /// Stores that the environment of a job with a result must be suspended.
+    /// Returns false if it will not be suspended.
     fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
         let is_success = matches!(result.outcome, Outcome::Success);
         let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
@@ -176,7 +178,8 @@ impl JobActor {
         self.report_last(&failure::from_manager_outcome(&self.payload, outcome)).await
     }
 
-    /// Reports a job whose agent no longer has the log. If the coordinator requests the trace again, the job counts as reported.
+    /// Reports a job whose agent no longer has the log.
+    /// If the coordinator requests the trace again, the job counts as reported.
     async fn report_last(&mut self, update: &UpdateRequest) -> Next {
         match self.report(update).await {
             ReportOutcome::Acknowledged | ReportOutcome::ResendTrace => Next::Reported,

@@ -10,7 +10,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum time to wait while all instances are unreachable. After this time, each of these instances counts as lost.
+/// Maximum time to wait while all instances are unreachable.
+/// After this time, each of these instances counts as lost.
 const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
 /// Tracks which instances with jobs are reachable. Clones share their content.

@@ -41,12 +41,14 @@ impl Preparation {
         self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
     }
 
-    /// Returns the time by which an agent must have the job. `None` means that only the job's own timeout applies.
+    /// Returns the time by which an agent must have the job.
+    /// `None` means that only the job's own timeout applies.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Counts a failed attempt to reach an agent. Returns whether the job may try again, in this slot or another one.
+    /// Counts a failed attempt to reach an agent.
+    /// Returns whether the job may try again, in this slot or another one.
     pub(super) fn count_unreachable(&mut self) -> bool {
         self.unreachable_slots += 1;
         self.unreachable_slots < MAX_UNREACHABLE_SLOTS
@@ -61,8 +63,8 @@ impl Preparation {
         self.reschedule_notes.len() < MAX_RESCHEDULES
     }
 
-    /// Adds a line to the trace about a slot that was lost before anything was started in it. `had_machine` shows whether the slot had a
-    /// separate virtual machine.
+    /// Adds a line to the trace about a slot that was lost before anything was started in it.
+    /// `had_machine` shows whether the slot had a separate virtual machine.
     pub(super) fn note_reschedule(&mut self, message: &str, had_machine: bool) {
         let target = if had_machine { "another virtual machine" } else { "another instance" };
         self.reschedule_notes

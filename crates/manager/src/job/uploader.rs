@@ -146,12 +146,14 @@ impl Uploader {
         self.acknowledged
     }
 
-    /// Records that the job has ended. From now on rejections count, because the report must not wait for the trace.
+    /// Records that the job has ended.
+    /// From now on rejections count, because the report must not wait for the trace.
     pub(super) fn set_ended(&mut self) {
         self.has_ended = true;
     }
 
-    /// Returns whether the job has ended, and the coordinator accepts no more of its trace. Only the final update is left.
+    /// Returns whether the job has ended, and the coordinator accepts no more of its trace.
+    /// Only the final update is left.
     pub(super) fn is_trace_refused(&self) -> bool {
         self.has_ended && self.trace_refused
     }
@@ -319,7 +321,8 @@ impl Uploader {
         }
     }
 
-    /// Appends the part of `message` that the trace does not have yet. `offset` is the position of the message in the trace.
+    /// Appends the part of `message` that the trace does not have yet.
+    /// `offset` is the position of the message in the trace.
     ///
     /// Returns false if the coordinator no longer expects the job.
     pub(super) async fn append_trace_message(&mut self, message: &str, offset: u64) -> bool {
@@ -345,7 +348,8 @@ impl Uploader {
         }
     }
 
-    /// Handles a failed final update. Gives up after `job_status_final_update_retry_limit` rejections, as gitlab-runner does.
+    /// Handles a failed final update.
+    /// Gives up after `job_status_final_update_retry_limit` rejections, as gitlab-runner does.
     fn report_failed(&mut self, error: &ClientError) -> UploadOutcome {
         if self.rejected(error) {
             tracing::error!(

@@ -75,7 +75,8 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// Returns whether the job's caches are stored as chunks. The driver of a custom executor stores archives.
+/// Returns whether the job's caches are stored as chunks.
+/// The driver of a custom executor stores archives.
 fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
     let format = variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let is_chosen = if format.is_empty() { context.runner.cache.chunks } else { format.eq_ignore_ascii_case(CHUNKS) };
@@ -114,7 +115,8 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     keys
 }
 
-/// Returns whether a directory of this name may belong to a hashed key. A hash does not reveal whether its key ends in `-protected`.
+/// Returns whether a directory of this name may belong to a hashed key.
+/// A hash does not reveal whether its key ends in `-protected`.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -21,8 +21,9 @@ const URL_DIGITS: usize = 16;
 /// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 
-/// Returns the inputs of the step that prepares the mirror for a checkout. `None` means that the job uses no mirror. `machine` has the directories
-/// on the host of the containers, not the directories inside a container.
+/// Returns the inputs of the step that prepares the mirror for a checkout.
+/// `None` means that the job uses no mirror. `machine` has the directories on the host of the containers, not the directories inside a
+/// container.
 pub(super) fn git_mirror(
     payload: &JobPayload,
     context: &JobContext,

@@ -51,7 +51,8 @@ impl Paths {
 /// Maximum length of a path that the operating system accepts.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory. `None` if it is not set.
+/// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory.
+/// `None` if it is not set.
 fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> Result<Option<String>, LowerError> {
     let value = |name: &str| last_value(payload, name).or_else(|| last_of(&context.runner.environment, name));
     let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };

@@ -164,7 +164,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the pathspecs of submodules. An exclusion without a path is an error, because git would exclude everything.
+    /// Returns the pathspecs of submodules.
+    /// An exclusion without a path is an error, because git would exclude everything.
     fn submodule_paths(&self) -> Result<Vec<String>, LowerError> {
         let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
         if paths.iter().any(|path| path == ":(exclude)") {
@@ -175,7 +176,8 @@ impl Reader<'_> {
         Ok(paths)
     }
 
-    /// Returns whether the job's shell traces its commands, and whether the log has the output of services. The operator may forbid both.
+    /// Returns whether the job's shell traces its commands, and whether the log has the output of services.
+    /// The operator may forbid both.
     fn debug(&mut self, disabled: bool) -> [bool; 2] {
         let requested = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
         for (name, _) in requested.iter().filter(|(_, on)| *on && disabled) {

@@ -22,8 +22,8 @@ fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     Flags::resolve(payload, runner).is_on(FLAG)
 }
 
-/// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one. `success` is the result
-/// of the job.
+/// Returns the owner of the environment that the job suspends at its end.
+/// `None` if it does not suspend one. `success` is the result of the job.
 pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
     let is_requested = if success { options.suspend_on_success } else { options.suspend_on_failure };

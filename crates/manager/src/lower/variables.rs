@@ -95,7 +95,8 @@ impl Variables {
         self.indexes = indexes.collect();
     }
 
-    /// Adds the coordinator's certificates, for the job's own calls. The private key is not available to services.
+    /// Adds the coordinator's certificates, for the job's own calls.
+    /// The private key is not available to services.
     fn certificates(&mut self, certificates: &Certificates) {
         let all = [
             (TLS_CA, &certificates.ca, true),
@@ -147,7 +148,8 @@ impl Variables {
         Some(self.list.get(*self.indexes.get(name)?)?.value.clone())
     }
 
-    /// Returns all variables with their values in the job. For a file variable, that is the path of the file.
+    /// Returns all variables with their values in the job.
+    /// For a file variable, that is the path of the file.
     pub(super) fn resolved(&self) -> impl Iterator<Item = (&Variable, String)> {
         self.list.iter().map(|variable| {
             let path = || format!("{}/{}", self.temp_dir, variable.key);

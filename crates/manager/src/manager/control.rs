@@ -7,7 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerStats;
 
-/// Maximum number of commands in the queue. The manager handles each one immediately, so the queue stays short.
+/// Maximum number of commands in the queue.
+/// The manager handles each one immediately, so the queue stays short.
 const MAX_COMMANDS: usize = 16;
 
 /// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.
@@ -41,7 +42,8 @@ pub struct ManagerStats {
     pub runners: Vec<RunnerStats>,
 }
 
-/// Sends commands to a manager. Clones control the same manager. If all are dropped, the manager continues to run.
+/// Sends commands to a manager.
+/// Clones control the same manager. If all are dropped, the manager continues to run.
 #[derive(Debug, Clone)]
 pub struct Control(mpsc::Sender<ControlCommand>);
 

@@ -109,7 +109,8 @@ impl JobWatch {
         })
     }
 
-    /// Returns the variable with which the job's tools join the distributed trace of the job. `None` if the job is not traced.
+    /// Returns the variable with which the job's tools join the distributed trace of the job.
+    /// `None` if the job is not traced.
     pub(crate) fn traceparent(&self) -> Option<Variable> {
         let context = self.trace.context?;
         Some(Variable::public(TRACEPARENT, context.traceparent()))
@@ -340,7 +341,8 @@ fn job_facts(payload: &JobPayload, mode: ExecutionMode, age: Duration) -> JobFac
     }
 }
 
-/// Logs a job that was added, with the fields by which operators search for it. The names of the fields are gitlab-runner's.
+/// Logs a job that was added, with the fields by which operators search for it.
+/// The names of the fields are gitlab-runner's.
 fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
     let (info, labels) = (&payload.job_info, labels(runner));
     let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
@@ -367,8 +369,8 @@ fn job_url(payload: &JobPayload) -> String {
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
 }
 
-/// Returns whether stage durations are also exported in series of this runner. Operators enable this with a feature flag, because the
-/// additional metrics use memory.
+/// Returns whether stage durations are also exported in series of this runner.
+/// Operators enable this with a feature flag, because the additional metrics use memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
 }

@@ -40,8 +40,8 @@ pub(crate) enum PollResult {
     Canceled,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's own state cannot be written. If the request brought a new job, the manager tried to report it
-    /// as failed.
+    /// The manager's own state cannot be written.
+    /// If the request brought a new job, the manager tried to report it as failed.
     Store(StoreError),
 }
 
@@ -96,8 +96,9 @@ struct Lanes {
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost. The answer may have been a job, which only a request with the same key returns. These lanes are used
-    /// first. If lanes were used in numerical order, these might have to wait until the held requests of lower lanes end.
+    /// Lanes whose last answer was lost.
+    /// The answer may have been a job, which only a request with the same key returns. These lanes are used first. If lanes were used in
+    /// numerical order, these might have to wait until the held requests of lower lanes end.
     unconfirmed: BTreeSet<u32>,
     /// Version of the coordinator's queue. It is not stored.
     last_update: Arc<Mutex<String>>,
@@ -123,7 +124,8 @@ pub(crate) struct Requests {
     answer_timeout: Duration,
     tasks: JoinSet<PollResult>,
     in_flight: HashMap<Id, InFlightPoll>,
-    /// Reference count of the requests whose jobs cannot be stored at the moment. Each of them holds a clone.
+    /// Reference count of the requests whose jobs cannot be stored at the moment.
+    /// Each of them holds a clone.
     waiting: Arc<()>,
 }
 
@@ -143,7 +145,8 @@ impl Requests {
         }
     }
 
-    /// Applies settings. Requests in flight continue with their own settings, and so does a job that one of them brings.
+    /// Applies settings.
+    /// Requests in flight continue with their own settings, and so does a job that one of them brings.
     pub(crate) fn configure(
         &mut self,
         Settings { runners, connection_max_age: age, min_hold, answer_timeout, .. }: &Settings,
@@ -290,8 +293,9 @@ struct Request {
 }
 
 impl Request {
-    /// Sends the request. If it returns a job, stores the job before anything uses it (R1). A cancellation ends the wait for the answer, but
-    /// never interrupts the write.
+    /// Sends the request.
+    /// If it returns a job, stores the job before anything uses it (R1). A cancellation ends the wait for the answer, but never interrupts
+    /// the write.
     async fn send(self, client: &Client) -> PollResult {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,

@@ -33,7 +33,8 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Backoff between attempts. The first attempt is made when a quarter of the token's lifetime is left, or later if the manager did not run.
+/// Backoff between attempts.
+/// The first attempt is made when a quarter of the token's lifetime is left, or later if the manager did not run.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
 /// Minimum time between two resets, for a coordinator whose tokens expire at once.
@@ -127,7 +128,8 @@ impl Rotation {
         settings
     }
 
-    /// Waits until a token was renewed, or a renewed token was saved. The caller must then read the file again. Cancel-safe.
+    /// Waits until a token was renewed, or a renewed token was saved.
+    /// The caller must then read the file again. Cancel-safe.
     pub async fn changed(&mut self) {
         if self.changed.recv().await.is_none() {
             std::future::pending::<()>().await;

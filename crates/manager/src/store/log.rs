@@ -57,7 +57,8 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens the file and passes each valid line to `read`. Creates a missing file with `first` as its first line.
+    /// Opens the file and passes each valid line to `read`.
+    /// Creates a missing file with `first` as its first line.
     pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(LineSpan, &str)) -> io::Result<Self> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, first)?,
@@ -103,7 +104,8 @@ impl Log {
         self.end
     }
 
-    /// Checks that the file still has a name. A removed file that is still open accepts lines, but no later start would read them.
+    /// Checks that the file still has a name.
+    /// A removed file that is still open accepts lines, but no later start would read them.
     ///
     /// # Errors
     /// The system's error, or the information that the file was removed.

@@ -60,7 +60,8 @@ async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     assert_eq!(ids(&report, "skip"), ["C4", "C6", "L11"], "{:#?}", not_passed(&report));
 }
 
-/// Runs the kit with GitLab's dummy plugin in Go. The kit warns about the cases in which GitLab's library differs from Muster.
+/// Runs the kit with GitLab's dummy plugin in Go.
+/// The kit warns about the cases in which GitLab's library differs from Muster.
 #[tokio::test]
 async fn go_dummy_passes() {
     let dummy = muster_test_prerequisites::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");

@@ -104,7 +104,8 @@ pub(super) fn may_be_privileged(image: &str, patterns: &[String]) -> bool {
     patterns.is_empty() || patterns.iter().any(|pattern| matches_pattern(pattern, image))
 }
 
-/// Returns the entrypoint that replaces the entrypoint of the image. Adds a warning if the runner ignores `entrypoint`.
+/// Returns the entrypoint that replaces the entrypoint of the image.
+/// Adds a warning if the runner ignores `entrypoint`.
 pub(super) fn entrypoint(
     entrypoint: Option<&[String]>,
     docker: &DockerSettings,

@@ -44,7 +44,8 @@ const CACHE_DIR: &str = "/cache";
 const PREPARE_ATTEMPTS: u32 = 3;
 /// Maximum size of one variable in the environment of a container. The kernel permits little more.
 const MAX_ENTRY_BYTES: usize = 100 * 1024;
-/// Maximum size of all variables in the environment of a container together. The kernel permits little more.
+/// Maximum size of all variables in the environment of a container together.
+/// The kernel permits little more.
 const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 
 /// Files of the manager that the containers of a job depend on.
@@ -54,8 +55,8 @@ pub struct DockerFiles {
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
-    /// Answers of credential helpers. `None` means that the agent runs on this machine and calls the helpers itself, or that the job has no
-    /// containers.
+    /// Answers of credential helpers.
+    /// `None` means that the agent runs on this machine and calls the helpers itself, or that the job has no containers.
     pub helpers: Option<HelperAnswers>,
 }
 
@@ -162,7 +163,8 @@ pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobC
     })
 }
 
-/// Returns the directory of the job for the agent on the engine's machine. The directory has no checkout.
+/// Returns the directory of the job for the agent on the engine's machine.
+/// The directory has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
@@ -186,7 +188,8 @@ pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: b
     docker.network_mode.is_empty().then(|| names::network(payload, context))
 }
 
-/// Returns the step that creates the job's containers and runs the steps inside. Adds warnings for the log.
+/// Returns the step that creates the job's containers and runs the steps inside.
+/// Adds warnings for the log.
 ///
 /// # Errors
 /// [`LowerError`] if the runner's settings are invalid, or the job requests something that they do not allow.

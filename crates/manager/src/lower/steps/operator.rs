@@ -9,7 +9,8 @@ use serde_json::json;
 use super::JobParts;
 use super::scripts;
 
-/// Returns the steps before the job. They run before the checkout, because the job controls the content of the sources.
+/// Returns the steps before the job.
+/// They run before the checkout, because the job controls the content of the sources.
 pub(super) fn before(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     parts.context.runner.steps.before.iter().map(|step| self::step(parts, step, "before"))
 }
