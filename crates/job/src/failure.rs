@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
-        /// GitLab's failure reasons, with their names in the API and in `retry:when` (docs/spec/runner-api.md, section
-        /// 4.3).
+        /// GitLab's failure reasons, with their names in the API and in `retry:when`.
+        /// See docs/spec/runner-api.md, section 4.3.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum FailureReason {

@@ -63,7 +63,7 @@ pub enum Violation {
         /// Status of the job.
         status: JobStatus,
     },
-    /// J1: an accepted job was not reported although all faults were repaired, or it was reported more than once.
+    /// J1: an accepted job was reported more than once, or never although all faults were repaired.
     #[error("J1: job {job} was reported {times} times")]
     NotReportedOnce {
         /// ID of the job.

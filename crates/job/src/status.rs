@@ -48,7 +48,8 @@ impl JobStatus {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
     }
 
-    /// Returns true for running and canceling: a runner executes the job, or the pipeline of a bridge is running.
+    /// Returns true for running and canceling.
+    /// A runner executes the job, or the pipeline of a bridge is running.
     #[must_use]
     pub fn is_on_runner(self) -> bool {
         matches!(self, Self::Running | Self::Canceling)

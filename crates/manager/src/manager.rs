@@ -129,7 +129,7 @@ impl Manager {
         Self { run_tracker: RunLimitTracker::new(run_limits), ..self }
     }
 
-    /// Runs until a command stops the manager or a run limit is reached, and then until its jobs are reported.
+    /// Runs until a command or a run limit stops the manager and its jobs are reported.
     /// After [`ControlCommand::Leave`], does not wait for the jobs.
     ///
     /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
@@ -338,7 +338,7 @@ impl Manager {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
-    /// Handles the result of a job request: starts the actor of a job that it brought, and logs what operators should know.
+    /// Starts the actor of a job that a request brought, and logs notices about the request.
     ///
     /// # Errors
     /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.

@@ -203,7 +203,8 @@ impl JobState {
         }
     }
 
-    /// Moves the start of the attempt's log to `offset`, because the coordinator lost a part of the trace before that start.
+    /// Moves the start of the attempt's log to `offset`.
+    /// The coordinator lost a part of the trace before the old start.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless an agent can have the job's log.
@@ -234,7 +235,7 @@ impl JobState {
         Ok(Self::FailedByManager { lease, outcome })
     }
 
-    /// Returns the offset in the trace at which the log of the attempt begins. 0 if no agent can have the log.
+    /// Returns the offset of the attempt's log in the trace. 0 if no agent can have the log.
     #[must_use]
     pub fn trace_offset(&self) -> u64 {
         match self {

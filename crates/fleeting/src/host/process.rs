@@ -179,7 +179,7 @@ impl Process {
     }
 }
 
-/// Dropping the process group kills its processes, so the tasks that read their output are no longer needed.
+/// Ends the tasks that read output. Dropping the process group kills its processes.
 impl Drop for Process {
     fn drop(&mut self) {
         for pump in self.pumps.drain(..) {

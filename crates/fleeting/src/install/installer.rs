@@ -46,7 +46,8 @@ pub enum InstallOutcome {
     Unchanged,
     /// The version was downloaded and installed.
     Installed,
-    /// The installed version was replaced, because its files had changed, its new digest was accepted, or its digest was unknown.
+    /// The installed version was replaced.
+    /// Its files had changed, its new digest was accepted, or its digest was unknown.
     Repaired,
 }
 

@@ -121,7 +121,8 @@ pub enum ResolveError {
         plugin: String,
         /// Complete reference of the plugin.
         reference: String,
-        /// Searched directories and installed versions, or why there is no directory of plugins; formatted to be appended.
+        /// Searched directories and installed versions, or why no directory of plugins is known.
+        /// Formatted to be appended.
         searched: String,
         /// Suggestion for a likely mistake, formatted to be appended.
         hint: String,

@@ -52,7 +52,8 @@ impl PluginHost {
         OpenStream(self.clone())
     }
 
-    /// Waits until the host is lost: it is no longer the parent process, or its streams broke and it did not reconnect.
+    /// Waits until the host is lost.
+    /// It is no longer the parent process, or its streams broke and it did not reconnect.
     pub(super) async fn wait_lost(self) {
         let parent = Parent::new();
         let mut count = self.0.subscribe();

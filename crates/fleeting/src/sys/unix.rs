@@ -25,8 +25,8 @@ pub(crate) enum ListenError {
     Path { path: PathBuf },
 }
 
-/// Listens on a socket with a random name in the directory that the host requests, or else in the temporary
-/// directory.
+/// Listens on a socket with a random name.
+/// Its directory is the one that the host requests, or else the temporary directory.
 ///
 /// # Errors
 /// [`ListenError`].

@@ -89,7 +89,8 @@ async fn o02_constraint_selects_from_list_of_tags() {
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
-/// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them, so the installed version is not found.
+/// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them.
+/// The installed version is then not found.
 #[tokio::test]
 async fn latest_is_the_same_for_install_and_resolution() {
     let Some(fixture) = Fixture::new() else { return };

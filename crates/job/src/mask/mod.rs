@@ -99,7 +99,7 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Creates the set from the values of masked variables, and from token prefixes in addition to the built-in ones.
+    /// Creates the set from the values of masked variables, and from additional token prefixes.
     ///
     /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
     /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately,
@@ -109,7 +109,8 @@ impl Secrets {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
 
-    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix (FF_MASK_ALL_DEFAULT_TOKENS is off).
+    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix.
+    /// Used if FF_MASK_ALL_DEFAULT_TOKENS is off.
     pub fn with_personal_prefix<'a>(
         values: impl IntoIterator<Item = &'a str>,
         prefixes: impl IntoIterator<Item = &'a str>,

@@ -110,7 +110,8 @@ pub struct RunnerStats {
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Number of requests that may be in flight now: 1 after a failure, otherwise adapted to the results of recent requests.
+    /// Number of requests that may be in flight now.
+    /// 1 after a failure, otherwise adapted to the results of recent requests.
     ///
     /// Equal to `requests_hard` if the number is not adapted and no request has failed.
     pub requests_adaptive: usize,
@@ -118,7 +119,7 @@ pub struct RunnerStats {
     pub requests_hard: usize,
     /// Requests sent since the start of the manager.
     pub requests_total: u64,
-    /// Number of requests among `requests_total` that the coordinator refused (403), or for which no client could be created.
+    /// Number of requests that the coordinator refused (403), or for which no client could be created.
     pub refusals_total: u64,
     /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,

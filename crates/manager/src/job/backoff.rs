@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// First and longest wait between two attempts to reach an agent, or to send a trace of which the coordinator acknowledges nothing more.
+/// First and longest wait between two attempts that make no progress.
 pub(super) const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Slows down repeated attempts that make no progress.

@@ -82,7 +82,7 @@ async fn object(
     Ok(object)
 }
 
-/// Reads the references of a cache that is stored as chunks, and returns the URLs of the objects that the job needs.
+/// Returns the references of a cache that is stored as chunks, and the URLs that the job needs.
 ///
 /// A mark announces that an unused object may be deleted later ([`muster_chunks::Sweep`]). The marks must be read before the references, so that
 /// a save never uses an object that was marked earlier.

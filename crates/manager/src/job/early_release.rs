@@ -10,7 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::store::JobRunId;
 
-/// Limit on the number of ended jobs that wait for their report without a slot, shared by all jobs of a manager.
+/// Limit on the number of ended jobs that wait for their report without a slot.
+/// All jobs of a manager share it.
 #[derive(Debug, Clone)]
 pub(crate) struct UnreportedJobs {
     permits: Arc<Semaphore>,

@@ -26,7 +26,7 @@ use super::uploader::UploadOutcome;
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
 pub(super) enum FollowOutcome {
-    /// The job has a result, and every byte of its log is acknowledged, or the coordinator refuses the rest of the log.
+    /// The job has a result, and its log is acknowledged completely or the rest is refused.
     Result(Box<JobResult>),
     /// The coordinator no longer expects the job.
     JobGone,

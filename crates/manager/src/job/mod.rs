@@ -74,7 +74,8 @@ pub(crate) struct RunnerContext {
     pub(crate) store: Arc<Store>,
     pub(crate) cache_stores: Arc<CacheStores>,
     pub(crate) executor: Arc<dyn Executor>,
-    /// Time to keep reconnecting to an unreachable agent before its job fails, unless the environment has its own timeout.
+    /// Time to keep reconnecting to an unreachable agent before its job fails.
+    /// An environment can have its own timeout instead.
     pub(crate) agent_reconnect_timeout: Duration,
     /// Time to retry a state that cannot be stored before the manager exits.
     pub(crate) state_write_timeout: Duration,

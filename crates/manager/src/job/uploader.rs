@@ -35,7 +35,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Lower bound of the longest wait between two attempts.
 const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
-/// Delay before a report is repeated while the coordinator still processes it, unless the coordinator sets another delay.
+/// Default delay before a report is repeated while the coordinator still processes it.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Consequence of an answer of the coordinator for the job.
@@ -382,7 +382,7 @@ impl Uploader {
         self.rejections >= self.max_rejections
     }
 
-    /// Handles a failed call: the coordinator no longer expects the job, or the call is repeated after a backoff.
+    /// Ends the job if the coordinator no longer expects it. Otherwise schedules a repetition of the call.
     fn failed(&mut self, error: &ClientError) -> UploadOutcome {
         if error.is_job_closed() {
             tracing::info!(%error, "coordinator no longer expects the job");

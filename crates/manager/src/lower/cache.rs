@@ -17,7 +17,7 @@ const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
 
-/// Returns the job's caches that have paths or untracked files to save, each with the value of its keyword `when`.
+/// Returns the job's caches that have paths or untracked files, each with the value of `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     context: &JobContext,
@@ -271,7 +271,8 @@ impl Keys<'_> {
         key
     }
 
-    /// Returns the directory name for the other value of `FF_HASH_CACHE_KEYS`, so that a cache saved with that value is found.
+    /// Returns the directory name for the other value of `FF_HASH_CACHE_KEYS`.
+    /// With it, a cache that was saved with that value is found.
     fn alternate(&self, raw: &str) -> Option<String> {
         if self.hash { sanitize(raw) } else { Some(hashed(raw)).filter(|_| !raw.is_empty()) }
     }

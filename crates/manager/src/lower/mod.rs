@@ -281,7 +281,7 @@ pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUse
     with_variables(payload, context, cache::uses).unwrap_or_default()
 }
 
-/// Calls `read` with the expanded variables and everything else that is needed to read a part of the payload before the job is lowered.
+/// Calls `read` with the expanded variables and what else is derived from the payload.
 fn with_variables<T>(
     payload: &JobPayload,
     context: &JobContext,

@@ -207,7 +207,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns a timeout of the runner if it is shorter than the job's own (check C042), and zero otherwise.
+    /// Returns the runner's timeout if it is shorter than the job's (check C042), and zero otherwise.
     fn effective_timeout(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
         let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
         self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));

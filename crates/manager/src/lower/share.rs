@@ -116,7 +116,7 @@ pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Opti
     })
 }
 
-/// Returns the name of the sticky context that the jobs of one runner, project and protection level share.
+/// Returns the name of the sticky context of a runner, project and protection level.
 pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);

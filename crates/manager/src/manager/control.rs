@@ -23,7 +23,8 @@ pub enum ControlCommand {
     Drain,
     /// Request no more jobs, cancel running jobs, report them, and exit.
     Abort,
-    /// Request no more jobs and exit without waiting: running jobs continue at their agents, and the next start restores them.
+    /// Request no more jobs and exit without waiting for running jobs.
+    /// The jobs continue at their agents, and the next start restores them.
     Leave,
     /// Send the current statistics.
     DumpState(oneshot::Sender<ManagerStats>),

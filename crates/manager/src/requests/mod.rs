@@ -32,7 +32,7 @@ use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 pub(crate) enum PollResult {
     /// A job, which is already stored.
     Job(Box<StoredJob>),
-    /// No job. `changed` is true if the coordinator's queue has changed since the version that the request sent.
+    /// No job. `changed` is true if the queue has another version than the request sent.
     Empty { changed: bool },
     /// A job that already has an actor.
     Duplicate,
@@ -81,8 +81,8 @@ struct InFlightPoll {
     client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after which canceling an unanswered request loses no job: by then, GitLab's front end (Workhorse) holds the request, or the
-    /// coordinator has abandoned it.
+    /// Time after which canceling an unanswered request loses no job.
+    /// By then, GitLab's front end (Workhorse) holds the request, or the coordinator has abandoned it.
     held_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
@@ -336,7 +336,8 @@ impl Request {
         }
     }
 
-    /// Waits until the request is canceled and dropping it cannot lose a job: it was not sent, or the coordinator has had it long enough.
+    /// Waits until the request is canceled and dropping it cannot lose a job.
+    /// The request was then not sent, or the coordinator has had it long enough.
     ///
     /// An answer that has begun is read to its end, since it may bring a job. If it breaks off and the request is sent again, the wait restarts.
     async fn wait_droppable(&self) {

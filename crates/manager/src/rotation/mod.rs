@@ -41,7 +41,7 @@ const RETRY_BACKOFF: Policy =
 const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of renewed tokens whose metric series are retained.
 const MAX_SERIES: usize = 50;
-/// Maximum time that the exit of the process waits for a reset in progress, whose token must not be lost.
+/// Maximum time that the exit of the process waits for a reset in progress.
 const RESET_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// New tokens that are not in the file yet, by the token that is still in the file.
@@ -118,7 +118,7 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Returns settings that were just read from the file, with the renewed tokens that could not be saved there yet.
+    /// Returns settings from the file with the renewed tokens that are not saved there yet.
     ///
     /// From now on the tokens in these settings are kept valid.
     #[must_use]

@@ -25,7 +25,8 @@ impl Step {
     }
 }
 
-/// Returns when the token is renewed: after three quarters of its lifetime, or at once if the start of the lifetime is unknown.
+/// Returns when the token is renewed: after three quarters of its lifetime.
+/// If the start of the lifetime is unknown, at once.
 ///
 /// `None` means that the token does not expire.
 pub(super) fn renewal_time(runner: &RunnerSettings) -> Option<SystemTime> {

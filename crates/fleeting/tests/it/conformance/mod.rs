@@ -41,7 +41,8 @@ fn ids(report: &Report, label: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).map(|verdict| verdict.case.id).collect()
 }
 
-/// Muster's own plugin passes all cases except the skipped ones, including the cases in which Go plugins behave differently:
+/// Muster's own plugin passes all cases except the skipped ones.
+/// In the following cases, Go plugins behave differently:
 ///
 /// - P7: empty settings are an error, but `null` and `{}` are not.
 /// - P8: if the host sends no settings, the defaults apply. Go plugins crash.

@@ -71,7 +71,7 @@ pub(super) fn host_config(
     Ok(config.0)
 }
 
-/// Applies the limits of CPU and memory from the operator's step policy to a container, unless the container has lower limits.
+/// Applies the CPU and memory limits of the step policy, unless the container has lower ones.
 pub(super) fn apply_limits(config: &mut Map<String, Value>, limits: &StepLimits) {
     let of_policy =
         [("Memory", limits.memory_bytes), ("NanoCpus", limits.cpu_milli.map(|milli| u64::from(milli) * 1_000_000))];

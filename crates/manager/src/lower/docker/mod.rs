@@ -113,7 +113,7 @@ pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
     options.filter_map(|option| host_config::seccomp_path(option)).map(str::to_owned).collect()
 }
 
-/// Returns the questions to credential helpers of this machine, for the images of a job that runs on another machine.
+/// Returns the questions to credential helpers of this machine, for a job on another machine.
 ///
 /// `None` means that the agent is on this machine and calls the helpers itself, or that the job has no containers.
 pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Option<BTreeSet<HelperQuestion>> {
@@ -128,7 +128,7 @@ pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Op
     Some(questions.unwrap_or_default())
 }
 
-/// Returns whether the jobs of the runner use the container engine of an instance, and not of this machine.
+/// Returns whether the jobs use the container engine of an instance instead of this machine's.
 fn is_elsewhere(runner: &RunnerSettings) -> bool {
     matches!(runner.executor.as_str(), "docker+machine" | "docker-autoscaler")
 }
@@ -151,8 +151,8 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 
-/// Returns the context in which a job without an image runs on the host, although its runner runs other jobs in containers. `None` means that the
-/// runner's settings apply to the job.
+/// Returns the context of a job that runs on the host because it has no image.
+/// `None` means that the runner's settings apply to the job.
 pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
     let runner = &context.runner;
     let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);
@@ -214,7 +214,7 @@ pub(super) fn step(
     Ok(step)
 }
 
-/// Returns the inputs of the step that creates the containers of a job, and of the steps that start the services beside it.
+/// Returns the inputs of the step for the build container, and of the steps for the services.
 fn containers(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
@@ -323,7 +323,7 @@ fn build(
     })
 }
 
-/// Returns the user of the build container: the configured user, or else the user that the job requests.
+/// Returns the user of the build container: the configured one, or else the job's.
 fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerError> {
     let of_job =
         || parts.payload.image.as_ref().and_then(|image| images::docker_option(image, "user", parts.variables));
@@ -355,7 +355,8 @@ fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     }
 }
 
-/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach without a relay. Empty for any other coordinator.
+/// Returns `host:port` of a coordinator at a loopback address, which needs a relay.
+/// Empty for any other coordinator.
 fn relay(coordinator: &Url) -> String {
     let address = coordinator.host_str().zip(coordinator.port_or_known_default());
     let address = address.filter(|(host, _)| is_loopback(host));

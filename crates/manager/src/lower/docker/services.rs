@@ -175,7 +175,7 @@ fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     aliases
 }
 
-/// Returns the environment of a service: the public variables of the job, and the variables of the service.
+/// Returns the public variables of the job, and the variables of the service.
 fn environment(parts: &JobParts<'_>, service: &RequestedService<'_>) -> Vec<String> {
     let of_job = parts.variables.resolved().filter(|(variable, _)| variable.public);
     let mut env: Vec<(String, String)> = of_job.map(|(variable, value)| (variable.key.clone(), value)).collect();

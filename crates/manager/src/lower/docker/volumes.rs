@@ -146,8 +146,8 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// Returns whether the configuration mounts a directory of the engine's machine, or a volume with a name, at or above `directory`. All slots of
-/// a runner share such a directory or volume.
+/// Returns whether all slots of a runner share `directory`.
+/// They do if the configuration mounts a host directory or a named volume at or above it.
 pub(in super::super) fn is_shared(docker: &DockerSettings, directory: &str) -> bool {
     let mounts = docker.volumes.iter().filter_map(|entry| split(entry));
     mounts.filter(|(source, ..)| source.is_some()).any(|(_, destination, _)| {

@@ -107,7 +107,7 @@ fn with_token(url: &Url, payload: &JobPayload) -> Url {
     url
 }
 
-/// Returns rewrites that let git use the job's token for other projects of the coordinator, and for its SSH addresses.
+/// Returns rewrites with which git uses the job's token for other projects of the coordinator.
 fn rewrites(payload: &JobPayload, context: &JobContext, variables: &Variables, settings: &JobSettings) -> Vec<Rewrite> {
     let base = match clone_url(context) {
         Ok(Some(url)) => url,

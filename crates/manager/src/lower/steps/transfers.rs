@@ -72,7 +72,7 @@ pub(super) fn download_artifacts(payload: &JobPayload, settings: &JobSettings) -
     })
 }
 
-/// Returns the steps that save the caches: first a step that runs after a failure, then a step that runs after a success.
+/// Returns the steps that save the caches after a failure, and then those after a success.
 ///
 /// The order is the same as in [`upload_artifacts`].
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
@@ -91,7 +91,7 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// Returns the steps that upload the artifacts: first those that run after a failure, then those that run after a success.
+/// Returns the steps that upload the artifacts after a failure, and then those after a success.
 ///
 /// In the other order, a failure of the upload after a success would start the upload after a failure. Steps of the operator that check
 /// or sign the artifacts precede each upload.
@@ -156,7 +156,7 @@ fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     }
 }
 
-/// Returns whether a cache or an artifact with this `when` value is transferred by the step that runs under the condition `step_when`.
+/// Returns whether the step with the condition `step_when` transfers data with this `when` value.
 fn is_transferred_by(when: &str, step_when: When) -> bool {
     match when {
         "always" => true,
