@@ -48,7 +48,7 @@ impl LogReader {
     ///
     /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
     /// fractional digits (case H16). JSON without a valid level, or whose message is not a string, is logged as plain text. The Go host
-    /// panics if one of them is not a string (case H17).
+    /// panics if the level or the message is not a string (case H17).
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };

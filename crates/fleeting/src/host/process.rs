@@ -228,7 +228,7 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     Some(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// Describes an executable for the error that it printed no valid handshake.
+/// Describes an executable that printed no valid handshake, for the error message.
 fn describe_file(path: &Path) -> String {
     let Ok(meta) = path.metadata() else { return "the file was deleted".to_owned() };
     let mut head = [0; 20];

@@ -1,5 +1,5 @@
 //! Layout of a plugin's archive.
-//! It contains only regular files under `plugin/`, with a limited total size.
+//! It contains only regular files under `plugin/` or `Files/plugin/`, with a limited total size.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};

@@ -43,7 +43,7 @@ pub(super) enum DispatchOutcome {
     Accepted { needs_approval: bool },
     /// The instance's agent does not support start approval, and did not get the job.
     NoStartApproval,
-    /// The agent does not accept the job, its secrets cannot be fetched, or it cannot be lowered.
+    /// The agent does not accept the job, the job cannot be lowered, or its secrets cannot be fetched.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String, trace_lines: Vec<String> },
     /// No agent answered. If `was_sent` is true, an agent may have received the job anyway.
     NotReached { message: String, was_sent: bool },

@@ -63,7 +63,7 @@ impl Preparation {
         self.reschedule_notes.len() < MAX_RESCHEDULES
     }
 
-    /// Adds a line to the trace about a slot that was lost before anything was started in it.
+    /// Adds a line about a lost slot, in which nothing was started, to the trace.
     /// `had_machine` shows whether the slot had a separate virtual machine.
     pub(super) fn note_reschedule(&mut self, message: &str, had_machine: bool) {
         let target = if had_machine { "another virtual machine" } else { "another instance" };

@@ -169,7 +169,7 @@ fn parse(text: &str, source: &str) -> Result<Vec<RegistryCredentials>, String> {
 }
 
 /// Returns the credentials of an entry of `auths`.
-/// `None` if it has none, for example because a helper has them.
+/// `None` if the entry has none, for example because a helper has them.
 fn entry_of(registry: &str, entry: &Value, source: &str) -> Result<Option<RegistryCredentials>, String> {
     let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
     let mut credentials = RegistryCredentials {

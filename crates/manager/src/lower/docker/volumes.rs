@@ -64,7 +64,7 @@ impl<'a> Volumes<'a> {
     }
 
     /// Adds the volume for checkouts, unless the configuration has a volume for them.
-    /// If `is_fetched` is true, later jobs reuse the volume, because they fetch into the same checkout, unless `disable_cache` is set.
+    /// Unless `disable_cache` is set, later jobs reuse the volume if `is_fetched` is true, because they fetch into the same checkout.
     pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
         if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
             self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
