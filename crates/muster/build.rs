@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Linker arguments that merge identical functions and pack relocations. They save a tenth of the size.
+/// Linker arguments that merge identical functions and pack relocations.
 const SIZE_LINK_ARGS: [&str; 2] = ["-Wl,--icf=safe", "-Wl,-z,pack-relative-relocs"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -3,7 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Returns the directory of all installed versions of a plugin. `path` is the path of the repository within the registry.
+/// Returns the directory of all installed versions of a plugin.
+/// `path` is the path of the repository within the registry.
 pub(crate) fn repository_directory(plugins: &Path, registry: &str, path: &str) -> PathBuf {
     plugins.join(escape(registry)).join(escape(path))
 }
@@ -27,7 +28,7 @@ pub(crate) fn escape(text: &str) -> String {
     })
 }
 
-/// Reverses [`escape`]. Returns `None` for a text that [`escape`] cannot produce.
+/// Reverses [`escape`]. Returns `None` for a text with an upper-case letter, a colon or an invalid `!`.
 ///
 /// In an address in brackets, `!` is always a colon, because such an address has no upper-case letters. Elsewhere, `!` is a colon only
 /// before a digit, such as the first digit of a port.

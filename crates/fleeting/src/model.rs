@@ -117,9 +117,9 @@ impl fmt::Display for InstanceState {
 /// How to connect to an instance. The user's values take precedence; the plugin fills in empty values.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectorConfig {
-    /// Operating system, named as in Go: `linux`, `windows` or `darwin`.
+    /// Operating system, named as in Go, such as `linux`, `windows` or `darwin`.
     pub os: String,
-    /// Architecture, named as in Go: `amd64` or `arm64`.
+    /// Architecture, named as in Go, such as `amd64` or `arm64`.
     pub arch: String,
     /// `ssh`, `winrm` or `winrm+https`. Empty lets the plugin choose.
     pub protocol: String,

@@ -17,8 +17,8 @@ pub(crate) const SOCKET_DIR_KEY: &str = "PLUGIN_UNIX_SOCKET_DIR";
 /// The only capability that the protocol defines.
 pub(crate) const SUSPEND_RESUME: &str = "suspend_resume";
 
-/// `google.rpc.Status`. Its details list the instances for which `Suspend` or `Resume` succeeded before an error.
-/// See docs/spec/fleeting.md, section 2.4.
+/// `google.rpc.Status`.
+/// Its details list the instances for which `Suspend` or `Resume` succeeded before an error. See docs/spec/fleeting.md, section 2.4.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct RichStatus {
     #[prost(int32, tag = "1")]

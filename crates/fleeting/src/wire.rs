@@ -6,7 +6,6 @@ use crate::model::{ConnectorConfig, ConnectorConfigError};
 use crate::protocol::group;
 
 impl ConnectorConfig {
-    /// Converts to the protocol's message.
     pub(crate) fn to_wire(&self) -> group::ConnectorConfig {
         group::ConnectorConfig {
             os: self.os.clone(),

@@ -38,8 +38,8 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
     (expanded.len() <= limit).then_some(expanded)
 }
 
-/// Parses the text after a dollar sign. Returns the name, and the length of the reference. `may_close` is true if there may
-/// be a closing brace.
+/// Parses the text after a dollar sign.
+/// Returns the name, and the length of the reference. `may_close` is true if there may be a closing brace.
 fn parse_name<'a>(text: &'a str, may_close: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
         let end = if *may_close { inner.find('}') } else { None };

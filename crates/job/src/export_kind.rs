@@ -1,4 +1,4 @@
-//! How a variable that a step of the operator exports reaches the rest of the job.
+//! Kinds of variables that steps of the operator export.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum ExportKind {
     /// Variable with a value that is masked in the log and in the results.
     Masked,
-    /// Variable whose value is the path of a file with the exported value, which is masked in the log and in the results.
+    /// Variable with the path of a file that contains the value. The value is masked.
     File,
     /// Variable with a value that is not masked.
     Plain,

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
-        /// GitLab's failure reasons, with their names in the API and in `retry:when` (docs/spec/runner-api.md, section
-        /// 4.3).
+        /// GitLab's failure reasons, with their names in the API and in `retry:when`.
+        /// See docs/spec/runner-api.md, section 4.3.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum FailureReason {
@@ -22,8 +22,8 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// Returns the reason with this name. Returns [`FailureReason::UnknownFailure`] for an unknown name, and
-            /// [`FailureReason::ScriptFailure`] for an empty name.
+            /// Returns the reason with this name.
+            /// Returns [`FailureReason::UnknownFailure`] for an unknown name, and [`FailureReason::ScriptFailure`] for an empty name.
             #[must_use]
             pub fn from_wire(name: &str) -> Self {
                 match name {
@@ -113,7 +113,8 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// Cause of the early termination of a job. The agent, the manager and the coordinator use the same causes.
+/// Cause of the early termination of a job.
+/// The agent, the manager and the coordinator use the same causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TerminationCause {

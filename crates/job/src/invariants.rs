@@ -63,7 +63,7 @@ pub enum Violation {
         /// Status of the job.
         status: JobStatus,
     },
-    /// J1: an accepted job was not reported although all faults were repaired, or it was reported more than once.
+    /// J1: an accepted job was reported more than once, or never although all faults were repaired.
     #[error("J1: job {job} was reported {times} times")]
     NotReportedOnce {
         /// ID of the job.
@@ -138,7 +138,8 @@ pub fn no_leftovers(found: impl IntoIterator<Item = String>) -> Result<(), Viola
     if found.is_empty() { Ok(()) } else { Err(Violation::Leftovers(found.join(", "))) }
 }
 
-/// Checks J6: `content`, which other users can read at `location`, contains none of `secrets`. Empty secrets are ignored.
+/// Checks J6: `content`, which other users can read at `location`, contains none of `secrets`.
+/// Empty secrets are ignored.
 ///
 /// # Errors
 /// Returns [`Violation::SecretVisible`] with the location, never with the value.

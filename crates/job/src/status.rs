@@ -42,13 +42,14 @@ pub enum JobStatus {
 impl JobStatus {
     /// Returns true for success, failed, canceled and skipped.
     ///
-    /// Such a status changes only after an action of a user.
+    /// Of these, only skipped can change.
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
     }
 
-    /// Returns true for running and canceling: a runner executes the job, or the pipeline of a bridge is running.
+    /// Returns true for running and canceling.
+    /// A runner executes the job, or the pipeline of a bridge is running.
     #[must_use]
     pub fn is_on_runner(self) -> bool {
         matches!(self, Self::Running | Self::Canceling)
@@ -131,7 +132,7 @@ pub enum JobEvent {
     Reprocess,
     /// The job is assigned to a runner manager.
     Run,
-    /// The assignee did not accept the job in time.
+    /// The assignee neither accepted the job nor sent anything for it in time.
     Requeue,
     /// The runner reports success.
     Succeed,

@@ -30,7 +30,8 @@ pub struct PolicyRule {
     pub is_allowed: bool,
     /// Reason that the author of the job sees. Empty means that no reason is given.
     pub reason: String,
-    /// Limits of the steps that the rule allows, in addition to those of the policy. They also apply to steps that these steps call.
+    /// Limits of the steps that the rule allows, in addition to those of the policy.
+    /// They also apply to steps that these steps call.
     #[serde(skip_serializing_if = "StepLimits::is_empty")]
     pub limits: StepLimits,
 }
@@ -44,13 +45,15 @@ pub struct PolicyRule {
 pub struct StepLimits {
     /// Whether the processes have no network except a separate loopback interface.
     pub no_network: bool,
-    /// CPU time per second in thousandths of a CPU, for all processes of the job together. `None` means no limit.
+    /// CPU time per second in thousandths of a CPU, for all processes of the job together.
+    /// `None` means no limit.
     pub cpu_milli: Option<u32>,
     /// Memory in bytes, for all processes of the job together. `None` means no limit.
     pub memory_bytes: Option<u64>,
     /// Maximum size in bytes of each file that a process writes. `None` means no limit.
     pub file_bytes: Option<u64>,
-    /// Disk space in bytes that the job's directory and its temporary directory may hold together. `None` means no limit.
+    /// Disk space in bytes that the job's directory and its temporary directory may hold together.
+    /// `None` means no limit.
     pub disk_bytes: Option<u64>,
 }
 
@@ -152,7 +155,6 @@ impl PolicyRule {
     }
 }
 
-/// Part of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     Char(char),
@@ -162,7 +164,8 @@ enum Token {
     DoubleStar,
 }
 
-/// Returns whether a text matches a pattern. `*` does not match a slash, `**` does. Every other character stands for itself.
+/// Returns whether a text matches a pattern.
+/// `*` does not match a slash, `**` does. Every other character stands for itself.
 ///
 /// The time is proportional to the product of the lengths, because the author of a job chooses the text.
 #[must_use]
@@ -263,7 +266,7 @@ mod tests {
         assert!(policy.check(&StepReference::Script).is_err());
         for (name, is_allowed) in [("service", false), ("artifacts/upload", false), ("artifacts/download", true)] {
             assert_eq!(policy.check_call(&builtin(name)).is_ok(), is_allowed, "{name}");
-            assert!(policy.check(&builtin(name)).is_ok(), "{name} was denied as a step of the job itself");
+            assert!(policy.check(&builtin(name)).is_ok(), "{name} is allowed as a step of the job itself");
         }
         let rules = vec![rule(1, true, "builtin:artifacts/*")];
         let policy = StepPolicy { rules, ..policy };
@@ -282,7 +285,7 @@ mod tests {
         let found = |text: &str| policy.limits_of(&StepReference::parse(text).unwrap());
         assert_eq!(found("./trusted"), None);
         assert_eq!(found("./other"), Some((1, &limits)));
-        assert_eq!(found("dist://script"), None, "a denied step has limits");
+        assert_eq!(found("dist://script"), None, "a denied step has no limits");
         let other = StepLimits { file_bytes: Some(5), memory_bytes: Some(3), ..StepLimits::default() };
         let both = StepLimits { no_network: true, file_bytes: Some(5), memory_bytes: Some(3), ..limits.clone() };
         assert_eq!((limits.and(&other), other.and(&limits)), (both.clone(), both));
@@ -307,7 +310,7 @@ mod tests {
         }
         assert!(
             !matches_pattern(&"**a".repeat(50), &"a".repeat(10_000).replace('a', "b")),
-            "a long text takes bounded time"
+            "a long text must be compared in bounded time"
         );
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 /// Names of step files that a reference need not contain.
 const DEFAULT_FILES: [&str; 2] = ["func.yml", "step.yml"];
 
-/// Built-in steps, without `builtin://`, that an operator can replace by other steps.
+/// Names of the built-in steps that an operator can replace by other steps.
 pub const REPLACEABLE_BUILTINS: [&str; 6] =
     ["checkout", "cache/restore", "cache/save", "artifacts/download", "artifacts/upload", "script"];
 

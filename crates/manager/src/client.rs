@@ -11,8 +11,9 @@ pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client,
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// Returns a client for jobs that exist already. If the certificates are not usable, calls are sent without them until their files change.
-/// Such calls fail if they need one of the certificates.
+/// Returns a client for jobs that exist already.
+/// If the certificates are not usable, calls are sent without them until their files change. Such calls fail if they need one of the
+/// certificates.
 ///
 /// # Errors
 /// [`ClientError::Setup`] if the URL is not usable.

@@ -39,7 +39,6 @@ impl WallClock for SystemClock {
     }
 }
 
-/// Returns the time since 1970 by the system's clock.
 #[expect(clippy::disallowed_methods, reason = "this module is the clock")]
 fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
@@ -51,7 +50,6 @@ pub fn unix_now() -> i64 {
     i64::try_from(since_1970().as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Returns the milliseconds since 1970 by the system's clock.
 pub(crate) fn unix_now_ms() -> u64 {
     muster_job::milliseconds(since_1970())
 }

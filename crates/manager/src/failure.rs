@@ -39,7 +39,8 @@ pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, i
     }
 }
 
-/// Returns the final update of a job that the manager ended. It has no checksum, because the manager has not seen all of the trace.
+/// Returns the final update of a job that the manager ended.
+/// It has no checksum, because the manager has not seen all of the trace.
 pub(crate) fn from_manager_outcome(payload: &JobPayload, outcome: &ManagerOutcome) -> UpdateRequest {
     let output = Output { checksum: None, bytesize: Some(outcome.trace_offset + outcome.trace_message.len() as u64) };
     UpdateRequest { output, ..update(payload, "failed", Some(outcome.reason), outcome.exit_code) }
@@ -56,7 +57,8 @@ pub(crate) fn final_trace_line(reason: FailureReason, message: &str) -> String {
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
 }
 
-/// Returns lines for the trace in gitlab-runner's format. The first line is shown as an error, the others as its details.
+/// Returns lines for the trace in gitlab-runner's format.
+/// The first line is shown as an error, the others as its details.
 pub(crate) fn error_lines(lines: &[String]) -> String {
     let Some((first, details)) = lines.split_first() else { return String::new() };
     let details: String = details.iter().map(|line| format!("\x1b[0K{line}\x1b[0;m\n")).collect();
@@ -227,7 +229,7 @@ mod tests {
             Some(tree["steps"][0].get("call").is_some())
         };
         assert_eq!(has_record(10, 1000), Some(true));
-        assert_eq!(has_record(10, MAX_TREE_BYTES), Some(false), "the tree was left out, or kept its record");
+        assert_eq!(has_record(10, MAX_TREE_BYTES), Some(false), "the tree must be sent without its record");
         assert_eq!(has_record(MAX_TREE_BYTES, 10), None);
     }
 

@@ -76,7 +76,6 @@ pub struct Manager {
     released_slots: mpsc::UnboundedReceiver<JobRunId>,
     /// Jobs without a slot. They no longer count for admission.
     without_slot: HashSet<JobRunId>,
-    /// Object stores of caches.
     cache_stores: Arc<CacheStores>,
     /// Limits of the number of running jobs: `concurrent`, and `limit` of each runner.
     limits: Arc<ConcurrencyLimits>,
@@ -86,13 +85,15 @@ pub struct Manager {
     /// Time of the command to abort, at which `shutdown_timeout` begins.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
-    /// Settings with which each runner sends requests, and the number of their generation. New settings of a runner get a new number.
+    /// Settings with which each runner sends requests, and the number of their generation.
+    /// New settings of a runner get a new number.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
 }
 
 impl Manager {
-    /// Returns a manager with its state in `store` and its environments from `executors`. It reports to `telemetry`.
+    /// Returns a manager with its state in `store` and its environments from `executors`.
+    /// It reports to `telemetry`.
     #[must_use]
     pub fn new(settings: Settings, store: Store, executors: Registry, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
@@ -128,7 +129,8 @@ impl Manager {
         Self { run_tracker: RunLimitTracker::new(run_limits), ..self }
     }
 
-    /// Runs until a command stops the manager or a run limit is reached, and then until its jobs are reported.
+    /// Runs until a command or a run limit stops the manager and its jobs are reported.
+    /// After [`ControlCommand::Leave`], does not wait for the jobs.
     ///
     /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
     ///
@@ -291,7 +293,8 @@ impl Manager {
         }
     }
 
-    /// Sends no more requests. The main loop still waits for the requests in flight that the coordinator may have answered.
+    /// Sends no more requests.
+    /// The main loop still waits for the requests in flight that the coordinator may have answered.
     fn stop_requests(&mut self, run_state: RunState) {
         if self.run_state == RunState::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());
@@ -335,7 +338,7 @@ impl Manager {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
-    /// Handles the result of a job request: starts the actor of a job that it brought, and logs what operators should know.
+    /// Starts the actor of a job that a request brought, and logs notices about the request.
     ///
     /// # Errors
     /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.

@@ -97,7 +97,6 @@ impl Observer {
         client.with_observer(Arc::new(Calls(Arc::clone(self.entry(runner).token()))))
     }
 
-    /// Returns the watch of a job of the runner.
     pub(crate) fn job(
         self: &Arc<Self>,
         runner: &Arc<RunnerSettings>,
@@ -141,7 +140,6 @@ pub fn labels(runner: &RunnerSettings) -> EntryLabels {
     }
 }
 
-/// Counts the calls of a client.
 struct Calls(Arc<TokenMetrics>);
 
 impl CallObserver for Calls {

@@ -38,7 +38,7 @@ impl State {
 
     /// Returns whether the job may run now.
     ///
-    /// It may run if `concurrent` is not reached, and if no older job waits whose runner is below its limit.
+    /// It may run if `concurrent` is not reached, its runner is below its limit, and no older job waits whose runner is below its limit.
     fn is_next(&self, ticket: u64) -> bool {
         let next = self.waiting.iter().find(|(_, runner)| self.is_below_limit(runner));
         self.running.values().sum::<usize>() < self.concurrent && next.is_some_and(|(next, _)| *next == ticket)
@@ -120,7 +120,6 @@ impl Drop for RunPermit {
     }
 }
 
-/// A job that waits for a permit.
 struct Waiter<'a> {
     limits: &'a ConcurrencyLimits,
     ticket: u64,
@@ -160,13 +159,13 @@ mod tests {
         limits.configure(2, HashMap::from([(a.clone(), 1)]));
         let first = limits.acquire(&a, || panic!("the job had to wait")).await;
         let mut second = Box::pin(limits.acquire(&a, || {}));
-        assert!(second.as_mut().now_or_never().is_none(), "a job runs beyond the limit of its runner");
+        assert!(second.as_mut().now_or_never().is_none(), "no job may run beyond the limit of its runner");
         let third = limits.acquire(&b, || panic!("the job had to wait")).await;
         let mut fourth = Box::pin(limits.acquire(&b, || {}));
-        assert!(fourth.as_mut().now_or_never().is_none(), "a job runs beyond `concurrent`");
+        assert!(fourth.as_mut().now_or_never().is_none(), "no job may run beyond `concurrent`");
         assert_eq!(limits.waiting(), 2);
         drop(first);
-        assert!(fourth.as_mut().now_or_never().is_none(), "a job overtook an older one");
+        assert!(fourth.as_mut().now_or_never().is_none(), "no job may overtake an older one");
         let second = second.await;
         drop(third);
         let fourth = fourth.await;

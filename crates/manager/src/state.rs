@@ -32,7 +32,8 @@ pub enum JobState {
         #[serde(default = "first_attempt")]
         attempt: Attempt,
     },
-    /// The job has a slot, and the agent may have received the job. On an instance, no user command has run.
+    /// The job has a slot, and the agent may have received the job.
+    /// On an instance, no user command has run.
     Leased {
         /// Lease of the slot.
         lease: LeaseRecord,
@@ -42,17 +43,18 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The agent has accepted the job, and user commands may have run. No other agent may get the job (invariant J2).
+    /// User commands may have run. No other agent may get the job (invariant J2).
     Running {
         /// Lease of the slot.
         lease: LeaseRecord,
-        /// Number of the attempt that the agent accepted.
+        /// Number of the attempt that the agent has or gets.
         attempt: Attempt,
         /// Offset in the trace at which the log of this attempt begins.
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The agent has the result, and the slot is released. Log and result are reported from the agent's spool.
+    /// The agent has the result, and the slot is released.
+    /// Log and result are reported from the agent's spool.
     AwaitingReport {
         /// Lease that the job had.
         lease: LeaseRecord,
@@ -62,7 +64,8 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The job has a result, and its environment was suspended for a later job or must be suspended now. The agent may no longer have the job.
+    /// The job has a result, and its environment was suspended for a later job or must be suspended now.
+    /// The agent may no longer have the job.
     Suspended {
         /// Lease that the job has or had.
         lease: LeaseRecord,
@@ -72,7 +75,8 @@ pub enum JobState {
         update: Box<UpdateRequest>,
         /// Owner whose later jobs may resume the environment.
         owner: String,
-        /// Length of the trace before the manager's message. The next start appends only the missing part of the message.
+        /// Length of the trace before the manager's message.
+        /// The next start appends only the missing part of the message.
         trace_offset: u64,
     },
     /// The manager ended the job without a result from an agent.
@@ -101,7 +105,7 @@ pub struct ManagerOutcome {
     /// Exit code to report. `None` means no exit code.
     #[serde(default)]
     pub exit_code: Option<i32>,
-    /// Last line of the trace, with the reason why the job failed.
+    /// End of the trace, with the reason why the job failed.
     pub trace_message: String,
     /// Length of the trace before the message. The next start appends only the missing part of the message.
     pub trace_offset: u64,
@@ -147,7 +151,8 @@ impl JobState {
         }
     }
 
-    /// Sets the job back to `received`, because its agent never received it. The next agent gets the same attempt.
+    /// Sets the job back to `received`, because its agent never received it.
+    /// The next agent gets the same attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -158,7 +163,8 @@ impl JobState {
         }
     }
 
-    /// Sets the job back to `received`, because its instance was lost before a user command ran. The next agent gets a new attempt.
+    /// Sets the job back to `received`, because its instance was lost before a user command ran.
+    /// The next agent gets a new attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -197,7 +203,8 @@ impl JobState {
         }
     }
 
-    /// Moves the start of the attempt's log to `offset`, because the coordinator lost a part of the trace before that start.
+    /// Moves the start of the attempt's log to `offset`.
+    /// The coordinator lost a part of the trace before the old start.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless an agent can have the job's log.
@@ -228,7 +235,7 @@ impl JobState {
         Ok(Self::FailedByManager { lease, outcome })
     }
 
-    /// Returns the offset in the trace at which the log of the attempt begins. 0 if no agent can have the log.
+    /// Returns the offset of the attempt's log in the trace. 0 if no agent can have the log.
     #[must_use]
     pub fn trace_offset(&self) -> u64 {
         match self {
@@ -313,7 +320,7 @@ mod tests {
         running.clone().lease(lease(), 0).unwrap_err();
         running.clone().await_report().unwrap().start().unwrap_err();
         let unreported = running.clone().await_report().unwrap();
-        assert_eq!(unreported.held_lease(), None, "the slot was released");
+        assert_eq!(unreported.held_lease(), None, "the job holds no slot");
         assert_eq!(unreported.fail(outcome()).unwrap().held_lease(), None);
         let failed = running.fail(outcome()).unwrap();
         assert_eq!(failed.held_lease(), Some(&lease()));

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::listen::ListenArgs;
 
-/// Time to keep a finished job whose result no manager has fetched.
+/// Time to keep a finished job that no manager closes.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Subcommands of `muster agent`.

@@ -37,7 +37,7 @@ pub struct Record {
     pub fields: String,
 }
 
-/// Parses lines into records. All plain lines after a panic are errors, because they belong to the panic.
+/// Parses lines into records. Lines after a panic are errors, unless they begin with `{`.
 #[derive(Debug, Default)]
 pub struct LogReader {
     panicked: bool,
@@ -48,7 +48,7 @@ impl LogReader {
     ///
     /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
     /// fractional digits (case H16). JSON without a valid level, or whose message is not a string, is logged as plain text. The Go host
-    /// panics if one of them is not a string (case H17).
+    /// panics if the level or the message is not a string (case H17).
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
@@ -100,7 +100,8 @@ fn parse_structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
-/// Maximum number of lines that are copied from a plugin's log to the manager's log at once. Further lines are dropped.
+/// Maximum number of lines that are copied from a plugin's log to the manager's log at once.
+/// Further lines are dropped.
 const LINE_BURST: u32 = 2_000;
 /// Maximum number of lines that are copied per second after [`LINE_BURST`] lines at once.
 const LINES_PER_SECOND: u32 = 100;
@@ -118,8 +119,8 @@ impl LineBudget {
         Self { tokens: f64::from(LINE_BURST), refilled_at: now, dropped: 0 }
     }
 
-    /// Takes a token for one line.
-    /// Returns the number of lines dropped before it, or `None` if this line must be dropped.
+    /// Takes a token for one line. `None` means that this line must be dropped.
+    /// Returns the number of lines that were dropped since the last token.
     fn take_token(&mut self, now: Instant) -> Option<u64> {
         let refill = now.saturating_duration_since(self.refilled_at).as_secs_f64() * f64::from(LINES_PER_SECOND);
         self.tokens = (self.tokens + refill).min(f64::from(LINE_BURST));
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn h16_timestamp_with_three_digits_keeps_the_level() {
         let record = read(r#"{"@level":"warn","@message":"slow","@timestamp":"2026-08-06T10:00:00.123Z"}"#);
-        assert_eq!(record.level, Level::Warn, "the level was ignored, as in the Go host");
+        assert_eq!(record.level, Level::Warn, "the format of the timestamp must not matter");
     }
 
     #[test]

@@ -4,17 +4,16 @@ use serde_json::Value;
 
 use super::PluginSpec;
 
-/// Text that replaces a secret.
 const MASKED: &str = "[masked]";
 /// Minimum length of a secret in bytes. Shorter texts occur in too many other words to be replaced.
 const MIN_SECRET_BYTES: usize = 4;
-/// Words that mark a key as secret if its name contains one of them. All values of such a key are masked, also those in a table or a list.
+/// Words that mark a key as secret, unless the key ends in `_path` or `_file`.
+/// Strings and numbers under such a key are masked, also in tables and lists.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
 /// Names of more secret keys. Other names that end in `key` usually are not secret.
 const SECRET_NAMES: [&str; 4] = ["key", "apikey", "access_key", "ssh_key"];
 
-/// The secrets of one plugin.
 #[derive(Clone, Default)]
 pub(crate) struct Mask(Vec<String>);
 
@@ -37,7 +36,6 @@ impl Mask {
         Self(secrets)
     }
 
-    /// Replaces the secrets in the text.
     pub(super) fn hide(&self, text: String) -> String {
         let hidden = |text: String, secret: &String| {
             if text.contains(secret.as_str()) { text.replace(secret.as_str(), MASKED) } else { text }
@@ -66,6 +64,7 @@ fn collect_secrets(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
 }
 
 /// Adds each line of a secret, because the log is masked line by line.
+/// Omits short lines and the first and last line of PEM blocks.
 fn add_secret(text: &str, secrets: &mut Vec<String>) {
     let lines = text.lines().map(str::trim).filter(|line| line.len() >= MIN_SECRET_BYTES && !line.starts_with("-----"));
     secrets.extend(lines.map(str::to_owned));

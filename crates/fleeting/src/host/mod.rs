@@ -101,8 +101,7 @@ impl PluginSpec {
 /// The protocol defines no timeouts (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Maximum time for the handshake after the process has started, and again for the connection after the handshake.
-    /// Defaults to 60 seconds.
+    /// Maximum time for the handshake, and again for the connection after it. Defaults to 60 seconds.
     pub start: Duration,
     /// Time for `Init`. Defaults to 60 seconds.
     pub init: Duration,
@@ -117,8 +116,8 @@ pub struct Timeouts {
     pub heartbeat: Duration,
     /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
-    /// Maximum time for the plugin to answer the request to exit, and again for its process to exit before it gets SIGKILL.
-    /// Defaults to 2 seconds.
+    /// Maximum time to answer the request to exit, and again to exit before SIGKILL.
+    /// Also the maximum time for a process without stdout to exit. Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
     /// Each delay has a jitter of 25 %. Defaults to 500 milliseconds.

@@ -144,7 +144,7 @@ impl Process {
     }
 
     /// Returns the end of the log of a process that has ended, formatted to be appended to a message.
-    /// Waits for output that is still in the pipe.
+    /// Waits up to [`STDERR_DRAIN_TIMEOUT`] for output that is still in the pipe.
     pub(super) async fn final_stderr(&mut self) -> String {
         let read = futures::future::join_all(&mut self.pumps);
         // Child processes of the plugin may keep the pipes open.
@@ -179,7 +179,7 @@ impl Process {
     }
 }
 
-/// Dropping the process group kills its processes, so the tasks that read their output are no longer needed.
+/// Ends the tasks that read output. Dropping the process group kills its processes.
 impl Drop for Process {
     fn drop(&mut self) {
         for pump in self.pumps.drain(..) {
@@ -188,7 +188,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns the command that starts a plugin as every host of the protocol does, without arguments.
+/// Returns the command that starts a plugin, without its arguments.
 pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     let mut command = Command::new(path);
     // PLUGIN_CLIENT_CERT or PLUGIN_MULTIPLEX_GRPC would make a plugin use TLS or yamux (docs/spec/fleeting.md, section 1.2).
@@ -228,7 +228,7 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     Some(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// Describes an executable for the error that it printed no valid handshake.
+/// Describes an executable that printed no valid handshake, for the error message.
 fn describe_file(path: &Path) -> String {
     let Ok(meta) = path.metadata() else { return "the file was deleted".to_owned() };
     let mut head = [0; 20];

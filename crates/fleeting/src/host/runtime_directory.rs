@@ -41,7 +41,7 @@ fn list(tried: &[(PathBuf, io::Error)]) -> String {
 /// Names of sockets in it may have up to `name_bytes` bytes.
 ///
 /// The candidates are `muster` in XDG_RUNTIME_DIR, `/run/muster` for root, and `run` in Muster's state directory. The first one
-/// that can be created, or that exists and is private, is used.
+/// is used that is short enough and can be created, or exists and is private.
 ///
 /// # Errors
 /// [`NoRuntimeDirectory`] if no directory can be used.
@@ -50,7 +50,6 @@ pub fn runtime_directory(name_bytes: usize) -> Result<PathBuf, NoRuntimeDirector
     first_private(candidates(is_root, |name| env::var_os(name)), name_bytes)
 }
 
-/// A directory that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
@@ -127,7 +126,7 @@ mod tests {
         assert_eq!(paths(candidates(false, variables)), ["/run/user/7/muster", "/home/seven/.local/state/muster/run"]);
         assert_eq!(paths(candidates(false, |_| None)), [""; 0]);
         let relative = |_: &str| Some("somewhere".into());
-        assert_eq!(paths(candidates(false, relative)), [""; 0], "a relative path was used");
+        assert_eq!(paths(candidates(false, relative)), [""; 0], "relative paths must be ignored");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The directory for a plugin's socket.
 //! Each process has one in the [runtime directory](super::runtime_directory).
 //!
-//! The directory is removed when the plugin's process ends. A host is a process that runs plugins. If it was killed, the next host removes
-//! the directory, which no process locks any longer.
+//! The directory is removed when the plugin's process ends. If the host, the process that runs the plugin, was killed, a later host removes
+//! the directory.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -93,7 +93,7 @@ fn remove_stale(runtime: &Path) {
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
     for stale in ours.map(|entry| entry.path()).filter(|path| is_stale(path)).take(MAX_STALE_REMOVED) {
         tracing::debug!(directory = %stale.display(), "removing the socket directory of a killed host");
-        // The next host retries what cannot be removed.
+        // A later host retries what cannot be removed.
         let _ = std::fs::remove_dir_all(stale);
     }
 }

@@ -23,7 +23,6 @@ use muster_job::error_chain;
 /// After a stable process has ended, the restart delay begins with its shortest value again.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
-/// One process of the plugin.
 struct RunningPlugin {
     process: Process,
     live: Arc<LiveProcess>,
@@ -31,7 +30,6 @@ struct RunningPlugin {
     started_at: Instant,
 }
 
-/// Owner of the plugin's process.
 pub(super) struct Supervisor {
     spec: PluginSpec,
     name: String,
@@ -42,14 +40,12 @@ pub(super) struct Supervisor {
     status: watch::Sender<PluginStatus>,
 }
 
-/// Reason why a process ended.
 enum ExitCause {
     Stopped,
     Failed(String),
 }
 
 impl Supervisor {
-    /// Starts the plugin for the first time.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
         let (running, info) = start_and_count(&spec).await?;
         let (name, status) = (spec.name(), PluginStatus::Up { pid: running.process.pid() });
@@ -65,7 +61,7 @@ impl Supervisor {
         Ok((supervisor, info))
     }
 
-    /// Returns a receiver of the process that can be called, and of its changes.
+    /// Returns the process that can be called, and its changes. `None` means that no process can be called.
     pub(super) fn process(&self) -> watch::Receiver<Option<Arc<LiveProcess>>> {
         self.process.subscribe()
     }
@@ -128,7 +124,7 @@ impl Supervisor {
                 Ok(status) => format!("plugin process exited ({status}){}", running.process.final_stderr().await),
                 Err(error) => format!("failed to wait for the plugin process: {error}"),
             },
-            () = running.live.unusable.cancelled() => "it did not respond, or its connection broke".to_owned(),
+            () = running.live.unusable.cancelled() => "plugin did not respond, or its connection broke".to_owned(),
             () = self.stop.cancelled() => {
                 self.shut_down(running).await;
                 return ExitCause::Stopped;

@@ -5,7 +5,8 @@
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::process::Command;
 
-/// Puts the process into its own group and kills it when the thread that started it ends.
+/// Puts the process into a separate group.
+/// The kernel kills the process when the thread that started it ends.
 /// Go plugins do not watch their host, so they would outlive a host that was killed (docs/spec/fleeting.md, section 1.9).
 ///
 /// Also restores the default actions of SIGINT and SIGTERM. A shell script starts its background processes with SIGINT ignored, and a

@@ -125,7 +125,6 @@ pub enum InstallError {
 }
 
 impl InstallError {
-    /// Wraps an error of the registry client.
     pub(super) fn from_registry(reference: &Reference, source: RegistryError) -> Self {
         let reference = reference.to_string();
         match source {

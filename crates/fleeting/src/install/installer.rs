@@ -18,9 +18,9 @@ use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 /// Annotation of the layer with the plugin.
 /// The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
-/// Maximum size of a plugin's compressed archive in bytes. Real archives have about 20 MB.
+/// Maximum size of a plugin's compressed archive in bytes.
 const MAX_LAYER_BYTES: u64 = 512 * 1024 * 1024;
-/// Number of versions or platforms that an error lists.
+/// Maximum number of versions or platforms that an error lists.
 const MAX_LISTED: usize = 10;
 /// Maximum time to wait for another process that downloads the same archive.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -46,7 +46,8 @@ pub enum InstallOutcome {
     Unchanged,
     /// The version was downloaded and installed.
     Installed,
-    /// The installed version was replaced, because its files had changed, its new digest was accepted, or its digest was unknown.
+    /// The installed version was replaced.
+    /// Its files had changed, its new digest was accepted, or its digest was unknown.
     Repaired,
 }
 
@@ -64,7 +65,7 @@ impl Store {
     /// Uses docker's credentials for the registry.
     ///
     /// # Errors
-    /// [`InstallError`]. Versions that were installed before are not changed.
+    /// [`InstallError`].
     pub async fn install(
         &self,
         reference: &Reference,
@@ -154,7 +155,8 @@ impl Store {
         Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_unchanged) })
     }
 
-    /// Returns the path to which the archive is downloaded. If the file exists, it contains the start of the archive.
+    /// Returns the path to which the archive is downloaded.
+    /// If the file exists, it contains the start of the archive.
     fn partial_download(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let registry_error = |source| InstallError::from_registry(reference, source);
         let url = || reference.repository.to_string().as_str().into();
@@ -199,9 +201,7 @@ impl Store {
     }
 }
 
-/// Result of checking the files of a version.
 struct InstalledFiles {
-    /// Whether the executable exists.
     exists: bool,
     /// Whether all files match their digests and come from the archive that the registry has now.
     is_intact: bool,
@@ -339,7 +339,6 @@ fn is_intact(directory: &Path, entry: &Entry) -> bool {
     entry.files.iter().all(matches)
 }
 
-/// Deletes old incomplete downloads.
 fn remove_old_downloads(partial: &Path) {
     for entry in partial.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed().unwrap_or_default());

@@ -14,18 +14,18 @@ use super::error::InstallError;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// An exclusive file lock. The system releases it when the process ends.
+/// An exclusive file lock. Released when dropped or when the process ends.
 #[derive(Debug)]
 pub(super) struct FileLock(File);
 
 impl FileLock {
-    /// Locks the directory of plugins.
     pub(super) async fn of_directory(directory: &Path) -> Result<Self, InstallError> {
         std::fs::create_dir_all(directory).map_err(|source| failed(directory, source))?;
         Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await
     }
 
-    /// Locks a file that the holder of the lock may delete. If it was deleted, creates and locks a new file.
+    /// Locks a file that the holder of the lock may delete.
+    /// If it was deleted, creates and locks a new file.
     pub(super) async fn lock_existing(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         loop {
             let lock = Self::lock(path, timeout).await?;

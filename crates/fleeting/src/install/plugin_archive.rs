@@ -1,5 +1,5 @@
 //! Layout of a plugin's archive.
-//! It contains only regular files under `plugin/`, with a limited total size.
+//! It contains only regular files under `plugin/` or `Files/plugin/`, with a limited total size.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -22,7 +22,7 @@ pub(super) const LIMITS: Limits = Limits {
 
 /// Returns what to do with an entry of the archive.
 ///
-/// Files under `plugin/` are unpacked without their directories. Known directories are skipped. All other entries are rejected.
+/// Files under `plugin/` and `Files/plugin/` are unpacked without their directories. Known directories are skipped. All other entries are rejected.
 pub(super) fn target(path: &Path, is_directory: bool) -> Target {
     if is_directory {
         let name = path.to_string_lossy();
@@ -98,7 +98,11 @@ mod tests {
         assert_eq!(files.unwrap(), ["data.txt", "other", "plugin"]);
         let mode =
             |name: &str| directory.path().join("into").join(name).metadata().unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode("plugin"), mode("data.txt")), (0o755, 0o644), "a file kept a mode that the archive sets");
+        assert_eq!(
+            (mode("plugin"), mode("data.txt")),
+            (0o755, 0o644),
+            "modes are 0755 or 0644, whatever the archive sets"
+        );
     }
 
     /// The Go implementation unpacks such entries outside of its directory.

@@ -52,7 +52,8 @@ impl ResolvedPlugin {
         }
     }
 
-    /// Returns the command-line arguments. Only a built-in plugin has arguments, because other hosts of the protocol pass none.
+    /// Returns the command-line arguments.
+    /// Only a built-in plugin has arguments, because other hosts of the protocol pass none.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         match self {
@@ -120,7 +121,8 @@ pub enum ResolveError {
         plugin: String,
         /// Complete reference of the plugin.
         reference: String,
-        /// Searched directories and installed versions, or why there is no directory of plugins; formatted to be appended.
+        /// Searched directories and installed versions, or why no directory of plugins is known.
+        /// Formatted to be appended.
         searched: String,
         /// Suggestion for a likely mistake, formatted to be appended.
         hint: String,
@@ -326,7 +328,7 @@ mod tests {
             assert_eq!((spec.executable.as_path(), spec.name().as_str()), (Path::new("/bin/muster"), "static"));
             assert_eq!(spec.arguments, ["plugin", "serve", "static"]);
         }
-        assert!(fixture.resolve("static:1").is_err(), "a version was found outside of the registries");
+        assert!(fixture.resolve("static:1").is_err(), "a version must come from a registry");
         assert!(fixture.resolve("aws").is_err());
         let path = fixture.executable("bin/fleeting-plugin-static");
         assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
@@ -339,7 +341,7 @@ mod tests {
         assert_eq!(
             fixture.resolve("aws"),
             Ok(ResolvedPlugin::Installed(path.clone())),
-            "a version without an entry in the lock file was verified"
+            "a version without an entry in the lock file is not verified"
         );
         let digest = muster_oci::Digest::of_file(&path).unwrap().to_string();
         let mut lock = muster_oci::LockFile::default();
@@ -377,7 +379,7 @@ mod tests {
         {
             assert!(error.contains(expected), "{error}");
         }
-        assert!(!fixture.resolve("aws:1").unwrap_err().contains(" PATH;"), "a version was searched in PATH");
+        assert!(!fixture.resolve("aws:1").unwrap_err().contains(" PATH;"), "versions must not be searched in PATH");
     }
 
     #[test]
@@ -387,17 +389,17 @@ mod tests {
         assert_eq!(fixture.resolve("fleeting-plugin-static"), Ok(ResolvedPlugin::OnPath(path.clone())));
         assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
         assert!(fixture.resolve("fleeting-plugin-other").unwrap_err().contains("is not in any directory of PATH"));
-        assert!(fixture.resolve("static:1").is_err(), "a version was found outside of the registries");
+        assert!(fixture.resolve("static:1").is_err(), "a version must come from a registry");
         let installed = fixture.installed("static", "1.0.0");
         assert_eq!(
             fixture.resolve("static"),
             Ok(ResolvedPlugin::Installed(installed)),
-            "the installed plugin did not take precedence"
+            "the installed plugin takes precedence"
         );
 
         fixture.executable("work/fleeting-plugin-relative");
         fixture.context.path = ".:".into();
-        assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "a relative directory of PATH was searched");
+        assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "relative directories of PATH must be ignored");
     }
 
     #[test]

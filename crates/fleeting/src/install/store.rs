@@ -157,7 +157,7 @@ pub(super) const STAGING_PREFIX: &str = ".new-";
 /// Prefix of a temporary directory next to the versions, for a version that is being deleted.
 const TRASH_PREFIX: &str = ".old-";
 
-/// Moves a version's directory into a temporary directory, which is deleted when it is dropped.
+/// Moves a version's directory into a temporary directory, which is deleted on drop.
 /// Returns `None` if there is no such version.
 pub(super) fn move_to_trash(directory: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
     let parent = directory.parent().unwrap_or(Path::new("."));

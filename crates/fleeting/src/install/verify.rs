@@ -23,12 +23,12 @@ pub enum VerifyOutcome {
     Intact,
     /// The lock file has no entry for the version, for example because another program installed it.
     NotLocked,
-    /// Files were changed, removed or added. Each change is described.
+    /// Files were changed, removed or added, or cannot be read. Each case is described.
     Changed(Vec<String>),
 }
 
 impl Store {
-    /// Compares the files of each installed version with their digests.
+    /// Compares the files of these versions with their digests.
     ///
     /// # Errors
     /// The lock file cannot be read.

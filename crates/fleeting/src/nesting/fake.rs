@@ -57,7 +57,6 @@ struct State {
 
 struct Shared {
     hypervisor: Arc<dyn Hypervisor>,
-    /// Whether every `Init` fails as if another client had initialized the daemon at the same time.
     is_raced: bool,
     state: Mutex<State>,
 }
@@ -111,7 +110,8 @@ impl FakeDaemon {
         self.shared.state().created
     }
 
-    /// Returns the number of `Init` calls, and the configuration of the last one. It is empty before the first call.
+    /// Returns the number of `Init` calls, and the configuration of the last one.
+    /// The configuration is empty before the first call.
     #[must_use]
     pub fn initialized(&self) -> (u32, Vec<u8>) {
         let state = self.shared.state();

@@ -26,9 +26,11 @@ use muster_job::error_chain;
 use muster_remote::Session;
 use target::Daemon;
 
-/// Error message of the daemon for a call before `Init`. Status code and text are compared exactly, as in the Go host.
+/// Error message of the daemon for a call before `Init`.
+/// Status code and text are compared exactly, as in the Go host.
 const NOT_INITIALIZED: &str = "not initialized";
-/// Error message of the daemon for a second `Init`. Status code and text are compared exactly, as in the Go host.
+/// Error message of the daemon for a second `Init`.
+/// Status code and text are compared exactly, as in the Go host.
 const ALREADY_INITIALIZED: &str = "already initialized";
 /// Start of the daemon's message when the machine in the slot cannot be removed.
 const CLEAR_SLOT_ERROR: &str = "clearing slot:";
@@ -75,7 +77,8 @@ pub struct VirtualMachine {
 pub struct Created {
     /// The new machine.
     pub machine: VirtualMachine,
-    /// ID of the machine that was removed from the slot. `None` means that the slot was empty, or that no slot was given.
+    /// ID of the machine that was removed from the slot.
+    /// `None` means that the slot was empty, or that no slot was given.
     pub stomped: Option<String>,
 }
 
@@ -215,7 +218,8 @@ impl Nesting {
         Ok(answer.vms.into_iter().map(Into::into).collect())
     }
 
-    /// Deletes all machines for which `retain` returns false. Returns each of them with the result of its deletion.
+    /// Deletes all machines for which `retain` returns false.
+    /// Returns each of them with the result of its deletion.
     ///
     /// # Errors
     /// [`NestingError`] if the machines cannot be listed.
@@ -231,7 +235,8 @@ impl Nesting {
         Ok(removed)
     }
 
-    /// Makes a call. If the daemon is not initialized, initializes it and repeats the call (cases N1 and N4).
+    /// Makes a call.
+    /// If the daemon is not initialized, initializes it and repeats the call (cases N1 and N4).
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         call: &'static str,

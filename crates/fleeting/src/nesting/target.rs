@@ -11,7 +11,7 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// Parses a URL, `unix:PATH` or a TCP address.
-    /// The scheme of a URL is the network. Its path is the address, or its host and port if it has no path.
+    /// The network of a URL is its scheme. The address is the path of the URL, or host and port if the URL has no path.
     pub(super) fn parse(text: &str) -> Self {
         let (network, address) = match text.split_once(":/") {
             Some((scheme, rest)) => {

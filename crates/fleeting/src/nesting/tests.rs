@@ -10,7 +10,6 @@ use super::fake::{FakeDaemon, Hypervisor};
 use super::*;
 use muster_remote::local::LocalSession;
 
-/// A hypervisor that only pretends to create machines.
 #[derive(Default)]
 struct StubHypervisor {
     hangs: bool,
@@ -57,14 +56,14 @@ async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
     let first = nesting.create("macos", Some(0)).await.unwrap();
     assert_eq!((first.machine.address.as_str(), &first.stomped), ("192.168.64.2", &None));
     let second = nesting.create("macos", Some(0)).await.unwrap();
-    assert_eq!(second.stomped, Some(first.machine.id), "slot 0 was treated as no slot");
+    assert_eq!(second.stomped, Some(first.machine.id), "0 is a valid slot");
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.list().await.unwrap().len(), 3);
     assert_eq!(
         guard.1.initialized(),
         (1, br#"{"image_directory":"/i"}"#.to_vec()),
-        "the daemon was not initialized once with this configuration"
+        "the daemon must be initialized once, with this configuration"
     );
     let error = nesting.create("missing", Some(1)).await.unwrap_err().to_string();
     assert!(error.ends_with("Create failed: no such image"), "{error}");
@@ -142,9 +141,9 @@ async fn gitlabs_daemon_creates_and_deletes_machines() {
     let nesting = loop {
         match connect(&socket, NestingTimeouts::default()).await {
             Ok(nesting) => break nesting,
-            Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon does not serve: {error}"),
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon must serve: {error}"),
         }
-        assert_eq!(child.try_wait().unwrap(), None, "the daemon exited");
+        assert_eq!(child.try_wait().unwrap(), None, "the daemon must not exit");
         // The daemon does not signal that it is ready, so it is polled.
         tokio::time::sleep(Duration::from_millis(20)).await;
     };

@@ -122,7 +122,6 @@ pub(super) fn build_info() -> String {
     )
 }
 
-/// Reason why `bootstrap` failed.
 #[derive(Debug, thiserror::Error)]
 enum BootstrapError {
     #[error("bootstrap requires the repository from which this plugin was pulled")]

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 /// Reason why `plugin_config` is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is neither a JSON object nor `null`. The message starts as in Go plugins, so that web searches find it.
+    /// The text is neither a JSON object nor `null`.
+    /// The message starts as in Go plugins, so that web searches find it.
     #[error("unmarshaling config: {0}")]
     Json(String),
     /// A value has the wrong type or is missing.
@@ -16,7 +17,6 @@ pub enum ConfigError {
     Value(String),
 }
 
-/// A key that the plugin does not know.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct UnknownKey {
     pub(super) key: String,
@@ -25,7 +25,8 @@ pub(super) struct UnknownKey {
 }
 
 impl UnknownKey {
-    /// Finds the most similar known key. At most a third of the letters of the known key may differ. One letter may always differ.
+    /// Finds the most similar known key.
+    /// At most a third of the letters of the known key may differ. One letter may always differ.
     fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
         let lower = key.to_lowercase();
         let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());
@@ -62,7 +63,6 @@ pub(super) fn read(bytes: &[u8], schema: &Schema) -> Result<(Value, Vec<UnknownK
     Ok((Value::Object(config), unknown))
 }
 
-/// Converts settings to the plugin's own type.
 pub(super) fn deserialize<C: DeserializeOwned>(config: Value) -> Result<C, ConfigError> {
     serde_path_to_error::deserialize(config).map_err(|error| {
         let key = error.path().to_string();
@@ -99,7 +99,6 @@ pub fn reference<C: JsonSchema>() -> String {
     describe(&schema_for!(C))
 }
 
-/// Returns the reference of the settings with this schema.
 pub(super) fn describe(schema: &Schema) -> String {
     let properties = properties(schema);
     if properties.is_empty() {

@@ -16,7 +16,6 @@ pub(super) struct Plugin {
     pub(super) name: &'static str,
     /// [`Provider::VERSION`].
     pub(super) version: &'static str,
-    /// Returns the schema of `plugin_config`.
     pub(super) schema: fn() -> Schema,
     create: Create,
 }
@@ -30,7 +29,8 @@ impl Plugin {
         Self { name: P::NAME, version: P::VERSION, schema: || schema_for!(P::Config), create: create::<P> }
     }
 
-    /// Deserializes `config`, and returns the future of [`Provider::init`]. The caller must have removed unknown keys from `config`.
+    /// Deserializes `config`, and returns the future of [`Provider::init`].
+    /// The caller must have removed unknown keys from `config`.
     ///
     /// # Errors
     /// A value has the wrong type or is missing.

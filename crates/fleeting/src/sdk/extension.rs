@@ -26,7 +26,7 @@ pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 /// [`Extension::features`] reports which of them are implemented. The others have defaults.
 #[async_trait]
 pub trait Extension: Send + Sync {
-    /// Returns which of the calls below are implemented. The host does not make the others.
+    /// Returns which of the calls below are implemented. The host does not make the other calls.
     fn features(&self) -> Features;
 
     /// Returns the offers of the provider with their prices.
@@ -61,8 +61,8 @@ pub trait Extension: Send + Sync {
     /// Prepares an instance for a job.
     ///
     /// # Errors
-    /// Returns an error if the instance cannot be prepared. The job then gets another instance, at most ten times and until
-    /// `instance_acquire_timeout` ends. After that, the job ends with a system failure that contains the last error message.
+    /// Returns an error if the instance cannot be prepared. The job then gets another instance, at most ten times within
+    /// `instance_acquire_timeout`. A job that resumes an environment fails instead.
     async fn prepare(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }

@@ -22,10 +22,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Time in which a host whose streams broke can reconnect.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Numbers of streams that the host opened.
 #[derive(Debug, Clone, Copy, Default)]
 struct StreamCounts {
-    /// Number of open streams.
     open: usize,
     /// Number of streams ever opened.
     opened: u64,
@@ -46,7 +44,6 @@ impl Drop for OpenStream {
 }
 
 impl PluginHost {
-    /// Counts a new stream.
     pub(super) fn open_stream(&self) -> OpenStream {
         self.0.send_modify(|count| {
             count.open += 1;
@@ -55,7 +52,8 @@ impl PluginHost {
         OpenStream(self.clone())
     }
 
-    /// Waits until the host is lost: it is no longer the parent process, or its streams broke and it did not reconnect.
+    /// Waits until the host is lost.
+    /// It is no longer the parent process, or its streams broke and it did not reconnect.
     pub(super) async fn wait_lost(self) {
         let parent = Parent::new();
         let mut count = self.0.subscribe();

@@ -139,7 +139,7 @@ pub trait Provider: Sized + Send + Sync + 'static {
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>>;
 
     /// Requests the deletion of these instances.
-    /// Returns those for which the provider accepted it, and those that do not exist.
+    /// Returns the instances whose deletion was accepted, and those that do not exist.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
@@ -160,7 +160,7 @@ pub trait Provider: Sized + Send + Sync + 'static {
     }
 
     /// Requests the suspension of instances.
-    /// Returns those for which the provider accepted it, and those that are suspended already.
+    /// Returns the instances whose suspension was accepted, and those that are suspended already.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
@@ -168,7 +168,7 @@ pub trait Provider: Sized + Send + Sync + 'static {
         Err(PartialFailure::none_succeeded("this plugin cannot suspend"))
     }
 
-    /// Requests that instances are resumed. Returns those for which the provider accepted it.
+    /// Requests that instances are resumed. Returns the instances for which this was accepted.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.

@@ -12,15 +12,15 @@ use muster_remote::ProcessGroup;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// Maximum size of stdout in bytes.
 const MAX_STDOUT_BYTES: usize = 4 * 1024 * 1024;
 /// Maximum length of a line of stderr in bytes. A longer line is logged in pieces.
 const MAX_LINE_BYTES: usize = 8 * 1024;
-/// Number of lines of stderr that an error quotes.
+/// Maximum number of lines of stderr that an error quotes.
 const MAX_QUOTED_LINES: usize = 5;
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time after the program's exit to read the rest of its output. A process that it left running may keep the pipes open.
+/// Time after the program's exit to read the rest of its output.
+/// A process that it left running may keep the pipes open.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum number of further attempts to start a file that is still open for writing.
 const MAX_BUSY_RETRIES: u32 = 10;
@@ -164,7 +164,7 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
 }
 
 /// Runs a program that must not be interrupted.
-/// It continues if the future is dropped or this process exits.
+/// The program continues if the future is dropped or this process exits.
 ///
 /// Both output streams are appended to the file `output`. Errors quote the last lines of this file. A program that exceeds its timeout is killed
 /// with its process group.

@@ -25,7 +25,7 @@ use crate::protocol::plugin::{ConnInfo, Empty, StdioData};
 use crate::protocol::{APP_VERSION, CORE_VERSION};
 use crate::sys::{self, Endpoint, Signals};
 
-/// Maximum size of a message. The protocol allows 2 GiB, but real messages are far smaller than this maximum.
+/// Maximum size of a message of the `InstanceGroup` service in bytes. The protocol allows 2 GiB.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
 /// Maximum time to send the response to the call that stops the process.

@@ -12,7 +12,6 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use super::Endpoint;
 
-/// Reason why a plugin cannot listen on the loopback interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PortError {
     /// No port of the range is free.
@@ -45,7 +44,8 @@ pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListener
     Err(PortError::Listen { first, last, source })
 }
 
-/// Parses the values of `PLUGIN_MIN_PORT` and `PLUGIN_MAX_PORT`. If both are missing or empty, any port is allowed.
+/// Parses the values of `PLUGIN_MIN_PORT` and `PLUGIN_MAX_PORT`.
+/// If both are missing or empty, any port is allowed.
 ///
 /// # Errors
 /// [`PortError::Port`] or [`PortError::EmptyRange`].

@@ -12,10 +12,9 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::Endpoint;
 use crate::protocol::SOCKET_DIR_KEY;
 
-/// Number of random socket names to try.
+/// Maximum number of random socket names to try.
 const MAX_ATTEMPTS: u32 = 16;
 
-/// Reason why a plugin has no socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// The socket cannot be created.
@@ -26,8 +25,8 @@ pub(crate) enum ListenError {
     Path { path: PathBuf },
 }
 
-/// Listens on a socket with a random name in the directory that the host requests, or else in the temporary
-/// directory.
+/// Listens on a socket with a random name.
+/// Its directory is the one that the host requests, or else the temporary directory.
 ///
 /// # Errors
 /// [`ListenError`].
@@ -89,7 +88,6 @@ impl Signals {
 pub(crate) struct Parent(Option<Pid>);
 
 impl Parent {
-    /// Returns the current parent.
     pub(crate) fn new() -> Self {
         Self(getppid())
     }

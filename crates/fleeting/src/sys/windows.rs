@@ -43,12 +43,10 @@ impl Signals {
 pub(crate) struct Parent;
 
 impl Parent {
-    /// Returns the current parent.
     pub(crate) fn new() -> Self {
         Self
     }
 
-    /// Always returns false.
     pub(crate) fn has_changed(&self) -> bool {
         false
     }

@@ -23,7 +23,7 @@ fn example_providers_are_small() {
     }
 }
 
-/// The Python example contains a copy of the protocol file, so that the example can be copied as a whole.
+/// The Python example contains the protocol file, so that the example can be copied as a whole.
 #[test]
 fn python_example_has_current_protocol() {
     let (copy, original) = (

@@ -16,7 +16,7 @@ async fn go_dummy_runs_under_our_host() {
     assert_eq!(group.info().id, "dummy/dummy");
     assert_eq!(group.info().max_size, 7);
     assert!(group.info().can_suspend);
-    assert_eq!(group.features(), Features::default(), "the dummy reports features, although it has no extension");
+    assert_eq!(group.features(), Features::default(), "a plugin without the extension has no features");
     let error = group.offers().await.unwrap_err();
     assert!(matches!(error, CallError::NoCapability { capability: "offers", .. }), "{error}");
     group.prepare(&InstanceId::new("any"), "job").await.unwrap();

@@ -89,7 +89,8 @@ async fn o02_constraint_selects_from_list_of_tags() {
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
-/// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them, so the installed version is not found.
+/// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them.
+/// The installed version is then not found.
 #[tokio::test]
 async fn latest_is_the_same_for_install_and_resolution() {
     let Some(fixture) = Fixture::new() else { return };
@@ -131,7 +132,7 @@ async fn o04_content_with_wrong_digest_is_discarded() {
     let error = fixture.install("g/p").await.unwrap_err();
     assert!(matches!(&error, InstallError::Registry { source: RegistryError::Digest { .. }, .. }), "{error:?}");
     assert!(text(&error).contains("was discarded"), "{error}");
-    assert_eq!(fixture.names("g/p"), [""; 0], "a directory of the plugin remained");
+    assert_eq!(fixture.names("g/p"), [""; 0], "no directory of the plugin must remain");
     assert_eq!(fixture.store.directory().join(".partial").read_dir().unwrap().count(), 0);
 
     std::fs::write(fixture.registry.blob_path(&digest), &packed).unwrap();
@@ -153,7 +154,7 @@ async fn o05_second_install_changes_nothing() {
     assert_eq!(
         fixture.install("g/p").await.unwrap().installed.version.to_string(),
         "1.0.0",
-        "an install without upgrade queried the registry"
+        "an install without upgrade must not query the registry"
     );
     assert_eq!(fixture.install_with("g/p", UPGRADE).await.unwrap().installed.version.to_string(), "1.1.0");
 }
@@ -165,7 +166,7 @@ async fn o06_archive_with_outside_entry_is_rejected() {
     fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
     let error = text(&fixture.install("g/p").await.unwrap_err());
     assert!(error.contains("\"plugin/../../x\" is outside of the directories that may be unpacked"), "{error}");
-    assert_eq!(fixture.names("g/p"), [""; 0], "files of the plugin remained");
+    assert_eq!(fixture.names("g/p"), [""; 0], "no files of the plugin must remain");
     assert_eq!(fixture.directory.path().read_dir().unwrap().count(), 1);
 }
 
@@ -195,7 +196,7 @@ async fn new_digest_of_known_version_must_be_accepted() {
     assert_eq!(
         fixture.install("g/p").await.unwrap().outcome,
         InstallOutcome::Installed,
-        "a version with a forgotten digest did not count as new"
+        "a version with a forgotten digest counts as new"
     );
     let error = fixture.store.remove(&fixture.registry.reference("g/p:2"), false).await.unwrap_err();
     assert!(matches!(error, InstallError::NotInstalled { .. }), "{error}");
@@ -303,7 +304,7 @@ async fn storing_credentials_keeps_docker_settings() {
     assert_eq!(
         docker.get("r.example").await.unwrap(),
         Some(Credentials::new("a", "b")),
-        "an entry with the old form of the name was not found"
+        "an entry with the old form of the name must be found"
     );
     assert!(docker.get("other.example").await.unwrap().unwrap().is_identity_token);
     assert_eq!(docker.get("unknown.example").await.unwrap(), None);

@@ -68,7 +68,7 @@ async fn damaged_version_is_repaired_in_place() {
     assert_eq!(
         (result.outcome, &result.installed),
         (InstallOutcome::Repaired, &installed),
-        "the damaged version was not installed again"
+        "the damaged version must be installed again"
     );
     assert_eq!(std::fs::read(&installed.executable).unwrap(), b"one");
     assert_eq!(watch.join().unwrap(), 0, "the executable must exist at every moment");

@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A running registry.
 pub(crate) struct Registry {
     process: DockerRegistry,
     /// Address of the registry, `127.0.0.1:PORT`.
@@ -32,12 +31,12 @@ impl Registry {
         Some(Self { process, host, requires_login })
     }
 
-    /// Returns docker's configuration for tests of this registry. It contains no login until a test stores one.
+    /// Returns docker's configuration for tests of this registry.
+    /// It contains no login until a test stores one.
     pub(crate) fn credentials(&self) -> DockerConfig {
         DockerConfig::in_directory(&self.process.dir().join("docker"))
     }
 
-    /// Returns a reference to a plugin in this registry.
     pub(crate) fn reference(&self, name: &str) -> Reference {
         Reference::parse(&format!("{}/{name}", self.host), &DEFAULTS).unwrap()
     }

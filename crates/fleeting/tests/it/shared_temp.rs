@@ -96,7 +96,7 @@ async fn start_plugin(expected: &Path) {
         );
     }
     group.stop().await;
-    assert!(!sockets.exists(), "the directory was not removed with the plugin");
+    assert!(!sockets.exists(), "the directory must be removed with the plugin");
 }
 
 #[tokio::test]

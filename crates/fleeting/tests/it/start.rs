@@ -27,7 +27,7 @@ async fn start_error(body: &str) -> String {
     let mut spec = PluginSpec::new(&path);
     spec.timeouts.start = Duration::from_secs(20);
     let error = Group::start(spec).await.expect_err("the start must fail");
-    assert!(!is_alive(&path), "the process is still running");
+    assert!(!is_alive(&path), "the process must have ended");
     error_chain(&error)
 }
 
@@ -52,12 +52,9 @@ async fn h3_to_h7_invalid_handshake_is_rejected() {
     for (body, expected) in cases {
         let error = start_error(body).await;
         assert!(error.contains(expected), "{body}: {error}");
-        assert!(error.contains("fleeting-plugin-faulty"), "the error does not name the plugin: {error}");
+        assert!(error.contains("fleeting-plugin-faulty"), "the error must name the plugin: {error}");
     }
-    assert!(
-        start_error("echo 'hello world'").await.contains("a script, mode 755"),
-        "the error does not describe the file"
-    );
+    assert!(start_error("echo 'hello world'").await.contains("a script, mode 755"), "the error must describe the file");
 }
 
 #[tokio::test]
@@ -74,7 +71,7 @@ async fn plugin_that_closes_stdout_and_lives_is_killed() {
     let error = Group::start(spec).await.expect_err("the plugin prints no handshake");
     assert!(matches!(error, StartError::ClosedStdout { .. }), "{error}");
     assert!(error.to_string().contains("stderr: still here"), "{error}");
-    assert!(!is_alive(&path), "the process is still running");
+    assert!(!is_alive(&path), "the process must have ended");
 }
 
 #[tokio::test]
@@ -85,7 +82,7 @@ async fn h9_silent_plugin_is_killed() {
     let error = Group::start(spec).await.expect_err("the plugin prints no handshake");
     assert!(matches!(error, StartError::HandshakeTimeout { .. }), "{error}");
     assert!(error.to_string().contains("stderr: still thinking"), "{error}");
-    assert!(!is_alive(&path), "the process is still running");
+    assert!(!is_alive(&path), "the process must have ended");
 }
 
 #[tokio::test]

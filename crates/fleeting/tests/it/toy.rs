@@ -36,7 +36,7 @@ fn is_alive(pid: i32) -> bool {
 #[tokio::test]
 async fn instances_are_created_listed_connected_and_deleted() {
     let group = toy(json!({"Name": "one", "colour": "red"})).await;
-    assert_eq!(group.info().id, "toy/one", "the key `Name` did not set the name of the group");
+    assert_eq!(group.info().id, "toy/one", "the key `Name` sets the name of the group");
     assert_eq!(group.info().max_size, 100);
     assert!(group.update().await.unwrap().instances.is_empty());
 
@@ -51,12 +51,12 @@ async fn instances_are_created_listed_connected_and_deleted() {
     assert_eq!(
         info.connector.timeout,
         std::time::Duration::from_secs(600),
-        "the plugin did not return the default that the host sent"
+        "the plugin must return the default that the host sent"
     );
     group.heartbeat(&id("instance-1")).await.unwrap();
 
     let removed = group.decrease(&[id("instance-1"), id("instance-9")]).await.unwrap();
-    assert_eq!(removed, [id("instance-1"), id("instance-9")], "case P14: an unknown instance did not count as deleted");
+    assert_eq!(removed, [id("instance-1"), id("instance-9")], "case P14: an unknown instance counts as deleted");
     assert_eq!(group.update().await.unwrap().instances[&id("instance-1")], InstanceState::Deleting);
     assert!(!group.update().await.unwrap().instances.contains_key(&id("instance-1")));
     group.stop().await;
@@ -149,7 +149,7 @@ async fn h19_killed_plugin_is_restarted() {
     status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert_ne!(pid(&group), first);
-    assert_eq!(group.increase(1).await.unwrap(), 1, "the new process did not receive Init");
+    assert_eq!(group.increase(1).await.unwrap(), 1, "the new process must receive Init");
     group.stop().await;
 }
 
@@ -189,7 +189,7 @@ fn p15_plugin_exits_with_its_host() {
     if let Ok(pidfd) = pidfd {
         let mut fds = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
         let timeout = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)).unwrap(), 1, "the plugin outlived its host");
+        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)).unwrap(), 1, "the plugin must exit with its host");
     }
 }
 
@@ -223,7 +223,7 @@ fn p3_p4_p5_command_line_prints_version_and_bootstraps() {
     assert!(directory.join("plugin").is_file());
     let outside =
         Command::new(TOY).args(["bootstrap", "../../x"]).env("FLEETING_PLUGIN_PATH", plugins.path()).output().unwrap();
-    assert_eq!(outside.status.code(), Some(1), "a repository outside of the directory was not rejected");
+    assert_eq!(outside.status.code(), Some(1), "a repository outside of the directory must be rejected");
 }
 
 #[cfg(feature = "install")]

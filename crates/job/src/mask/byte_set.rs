@@ -1,6 +1,5 @@
 //! A set of bytes with fast look-up.
 
-/// Set of bytes.
 #[derive(Debug, Clone)]
 pub(super) struct ByteSet(Box<[bool; 256]>);
 

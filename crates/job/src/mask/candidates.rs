@@ -51,7 +51,6 @@ impl Candidates {
         Self { search, starts }
     }
 
-    /// Starts the search in a piece of the stream.
     pub(super) fn scan<'a>(&'a self, bytes: &'a [u8]) -> Scan<'a> {
         Scan { candidates: self, bytes, text: None, special: None }
     }
@@ -98,7 +97,7 @@ impl Scan<'_> {
             if self.bytes.get(at) != Some(&ESC) {
                 return at;
             }
-            // The search for texts does not find those with this escape sequence between their first bytes.
+            // The search for texts does not find a text with an escape sequence between its first bytes.
             let first = (at + 1).saturating_sub(PREFIX_BYTES).max(from);
             let before = self.bytes.get(first..at).unwrap_or_default();
             if let Some(start) = before.iter().position(|byte| self.candidates.starts.contains(*byte)) {

@@ -4,13 +4,11 @@
 
 /// Maximum number of bytes in escape sequences between two bytes of a secret.
 ///
-/// Also the maximum number of parameter bytes of a control sequence. This bounds the number of bytes that are held back.
+/// Also the maximum number of parameter bytes of a control sequence. Both bound the number of bytes that are held back.
 pub(super) const MAX_GAP: usize = 256;
 
-/// First byte of an escape sequence.
 pub(super) const ESC: u8 = 0x1b;
 
-/// Result of [`escape`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Escape {
     /// The bytes do not start with an escape sequence.

@@ -13,12 +13,13 @@ pub(super) trait Filter {
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
     /// Ends the stream, and appends the bytes that were held back.
     fn finish(&mut self, out: &mut Vec<u8>);
-    /// Returns whether the next output does not depend on any earlier byte. No bytes are then held back, and a piece that cannot contain
-    /// the beginning of a match passes unchanged.
+    /// Returns whether the next output does not depend on any earlier byte.
+    /// No bytes are then held back, and a piece that cannot contain the beginning of a match passes unchanged.
     fn is_idle(&self) -> bool;
 }
 
-/// Replaces a secret that follows a known prefix. The prefix is kept. Escape sequences do not end the secret, and are kept.
+/// Replaces a secret that follows a known prefix.
+/// The prefix is kept. Escape sequences do not end the secret, and are kept.
 pub(super) struct PrefixFilter {
     needles: Arc<Needles>,
     /// Returns true if a byte can be part of the secret.

@@ -2,7 +2,7 @@
 //! masked variables, tokens in URLs, and text after known token prefixes.
 //!
 //! Invariant: the output depends on the bytes only, not on how they were split into writes. Escape sequences inside a
-//! value do not prevent masking.
+//! value do not prevent masking, unless they have more than 256 bytes in a row.
 //!
 //! ```text
 //! bytes ---> candidates? --no--> passed on in one piece
@@ -33,7 +33,6 @@ const URL_PARAMETERS: [&str; 6] =
 /// Prefix of personal access tokens. The text after it is always masked.
 const PERSONAL_PREFIX: &str = "glpat-";
 
-/// Prefixes of GitLab's tokens.
 const TOKEN_PREFIXES: [&str; 14] = [
     PERSONAL_PREFIX,
     "gloas-",
@@ -51,8 +50,8 @@ const TOKEN_PREFIXES: [&str; 14] = [
     "gltok-",
 ];
 
-/// Minimum length in characters of a line of a masked value that is masked separately. Shorter lines, such as `}` or
-/// `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
+/// Minimum length in characters of a line of a masked value that is masked separately.
+/// Shorter lines, such as `}` or `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
 const MIN_LINE_CHARS: usize = 8;
 
 /// Secrets to mask in the log of a job. Clones share their memory.
@@ -64,7 +63,6 @@ pub struct Secrets(Arc<Texts>);
 struct Texts {
     /// Masked values, their quoted forms and their longer lines.
     phrases: Vec<Vec<u8>>,
-    /// Token prefixes.
     prefixes: Vec<Vec<u8>>,
     /// The texts, prepared for the search when it starts for the first time.
     patterns: OnceLock<Patterns>,
@@ -101,7 +99,7 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Creates the set from the values of masked variables, and from token prefixes in addition to the built-in ones.
+    /// Creates the set from the values of masked variables, and from additional token prefixes.
     ///
     /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
     /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately,
@@ -111,7 +109,8 @@ impl Secrets {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
 
-    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix (FF_MASK_ALL_DEFAULT_TOKENS is off).
+    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix.
+    /// Used if FF_MASK_ALL_DEFAULT_TOKENS is off.
     pub fn with_personal_prefix<'a>(
         values: impl IntoIterator<Item = &'a str>,
         prefixes: impl IntoIterator<Item = &'a str>,

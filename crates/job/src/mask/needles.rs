@@ -4,7 +4,6 @@
 use super::byte_set::ByteSet;
 use super::escape::{Escape, MAX_GAP, escape};
 
-/// A set of texts to find.
 #[derive(Debug, Clone)]
 pub(super) struct Needles {
     /// Texts, longest first, without duplicates.
@@ -14,7 +13,6 @@ pub(super) struct Needles {
     ignore_case: bool,
 }
 
-/// Result of a search.
 pub(super) enum Found {
     /// No text starts in the searched bytes.
     Nothing,
@@ -38,13 +36,12 @@ impl Needles {
         Self { texts, starts, ignore_case }
     }
 
-    /// Returns the texts.
     pub(super) fn texts(&self) -> impl Iterator<Item = &[u8]> {
         self.texts.iter().map(Vec::as_slice)
     }
 
-    /// Finds the first text at or after `from`. If several texts start at the same position, finds the longest.
-    /// `is_stream_end` means that no bytes follow.
+    /// Finds the first text at or after `from`.
+    /// If several texts start at the same position, finds the longest. `is_stream_end` means that no bytes follow.
     pub(super) fn find(&self, bytes: &[u8], from: usize, is_stream_end: bool) -> Found {
         let mut at = from;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
@@ -92,7 +89,6 @@ impl Needles {
     }
 }
 
-/// Result of comparing a text with a position of the stream.
 enum Compared {
     /// The text was found. Holds its length in the stream.
     Equal(usize),

@@ -11,10 +11,9 @@ use super::escape::{Escape, MAX_GAP, escape};
 use super::filters::Filter;
 use super::trie::{START, Trie, TrieState};
 
-/// Replacement for a secret.
 pub(super) const MASKED: &[u8] = b"[MASKED]";
-/// Written after the replacement of a secret that contained escape sequences. These sequences are removed with the secret,
-/// and one of them may have reset a color.
+/// Written after the replacement of a secret that contained escape sequences.
+/// These sequences are removed with the secret, and one of them may have reset a color.
 const RESET: &[u8] = b"\x1b[0m";
 
 /// A byte that is held back until the following bytes are known.
@@ -28,9 +27,9 @@ struct PendingByte {
 /// A range that is being replaced.
 #[derive(Debug, Clone, Copy)]
 struct Replacement {
-    /// Position after its last known byte.
+    /// Position after the last known byte of the range.
     end: u64,
-    /// Whether it contains an escape sequence.
+    /// Whether the range contains an escape sequence.
     escapes: bool,
 }
 
@@ -57,7 +56,6 @@ pub(super) struct Phrases {
 }
 
 impl Phrases {
-    /// Creates the state at the start of a stream.
     pub(super) fn new(trie: Arc<Trie>) -> Self {
         Self {
             trie,
@@ -109,7 +107,8 @@ impl Phrases {
         self.held_at += bytes.len() as u64;
     }
 
-    /// Processes a visible byte. While no phrase is in progress, the bytes of escape sequences count as visible, too.
+    /// Processes a visible byte.
+    /// While no phrase is in progress, the bytes of escape sequences count as visible, too.
     fn push_visible(&mut self, byte: u8, out: &mut Vec<u8>) {
         // Both states are equal until an escape sequence occurs.
         let same = self.visible_state == self.raw_state;
@@ -131,8 +130,8 @@ impl Phrases {
         self.release_decided(out);
     }
 
-    /// Processes an escape sequence inside a possible phrase. More than [`MAX_GAP`] bytes of escape sequences between two
-    /// visible bytes end the search for a visible phrase.
+    /// Processes an escape sequence inside a possible phrase.
+    /// More than [`MAX_GAP`] bytes of escape sequences between two visible bytes end the search for a visible phrase.
     fn push_escape(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
         for byte in sequence {
             self.hold(*byte, true);
@@ -186,7 +185,6 @@ impl Phrases {
         self.found.push_back((start, end));
     }
 
-    /// Releases the bytes before `end`.
     fn release(&mut self, end: u64, out: &mut Vec<u8>) {
         while self.held_at < end {
             let Some(PendingByte { byte, escape }) = self.held.pop_front() else { return };
@@ -206,7 +204,6 @@ impl Phrases {
         }
     }
 
-    /// Ends the current replacement.
     fn close(&mut self, out: &mut Vec<u8>) {
         if self.replacement.take().is_some_and(|open| open.escapes) {
             out.extend_from_slice(RESET);

@@ -51,7 +51,7 @@ fn masking_time_is_linear_for_repetitive_values() {
     let long = format!("{}b", "a".repeat(5000));
     for value in [lines.join("\n"), long.clone(), format!("{}\n{long}", "a".repeat(8))] {
         let masked = mask(&Secrets::new([value.as_str()], []), &log.chunks(64 * 1024).collect::<Vec<_>>());
-        // The last value has a line of eight letters. It matches everywhere in the log, so the whole log is replaced once.
+        // The last value has a line of eight letters, which matches everywhere in the log, so the whole log is replaced once.
         let expected = if value.starts_with("aaaaaaaa\n") { "[MASKED]".len() } else { log.len() };
         assert_eq!(masked.len(), expected);
     }

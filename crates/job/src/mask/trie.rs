@@ -32,7 +32,6 @@ struct Node {
     longest: u32,
 }
 
-/// The automaton.
 #[derive(Debug, Clone)]
 pub(super) struct Trie {
     nodes: Vec<Node>,
@@ -77,7 +76,8 @@ impl Trie {
         self.node(state.0).depth as usize
     }
 
-    /// Returns the length of the longest text that ends at this state. `None` means that no text ends there.
+    /// Returns the length of the longest text that ends at this state.
+    /// `None` means that no text ends there.
     pub(super) fn longest(&self, state: TrieState) -> Option<usize> {
         Some(self.node(state.0).longest as usize).filter(|length| *length > 0)
     }
@@ -111,7 +111,7 @@ impl Trie {
         None
     }
 
-    /// Adds a text. Texts are ignored once their total length exceeds 4 GiB.
+    /// Adds a text. Texts are ignored once the automaton has 2^32 nodes.
     fn add(&mut self, text: &[u8]) {
         let mut at = 0;
         for (depth, byte) in (1..).zip(text) {

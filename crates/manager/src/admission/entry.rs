@@ -15,9 +15,11 @@ use muster_config::settings::{RunnerKey, RunnerSettings};
 /// The cap is low, so that a recovery is noticed soon. That costs little, because the manager sends only one request at a time during a
 /// backoff.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// Backoff between the probes of an unhealthy runner. The runner's `unhealthy_interval` limits it further.
+/// Backoff between the probes of an unhealthy runner.
+/// The runner's `unhealthy_interval` limits it further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// Longest wait that an answer other than 429 can request. The `Retry-After` of a maintenance page is only an estimate.
+/// Longest wait that an answer other than 429 can request.
+/// The `Retry-After` of a maintenance page is only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Limits and settings of a runner that admission depends on.
@@ -43,7 +45,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a runner. `has_executor` is false if the runner's executor does not exist or could not be created.
+    /// Returns the limits of a runner.
+    /// `has_executor` is false if the runner's executor does not exist or could not be created.
     pub(crate) fn new(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
         // Checks C008, C020 and C112 of the configuration report why the runner is disabled.
@@ -62,13 +65,12 @@ impl Limits {
     }
 }
 
-/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A job, which is already stored.
     Job,
-    /// No job. If `changed` is true, the version of the queue differs from the version in the request. A job may be available
-    /// now, so the next request can be sent at once.
+    /// No job. If `changed` is true, the version of the queue differs from the version in the request.
+    /// A job may be available now, so the next request can be sent at once.
     Empty { changed: bool },
     /// A job that was received before: the answer repeats an earlier one.
     Duplicate,
@@ -92,7 +94,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Notice {
     /// No usable answer. The request will be repeated.
     Failed { failures: u32, wait: Duration },
-    /// The coordinator refused the runner, or no client could be created. `unhealthy` is true if the runner now counts as unhealthy.
+    /// The coordinator refused the runner, or no client could be created.
+    /// `unhealthy` is true if the runner now counts as unhealthy.
     Refused { refusals: u32, wait: Duration, unhealthy: bool },
     /// Requests succeed again after this number of failures or refusals.
     Recovered { failures: u32 },
@@ -107,7 +110,8 @@ pub struct RunnerStats {
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Number of requests that may be in flight now: 1 after a failure, otherwise adapted to the results of recent requests.
+    /// Number of requests that may be in flight now.
+    /// 1 after a failure, otherwise adapted to the results of recent requests.
     ///
     /// Equal to `requests_hard` if the number is not adapted and no request has failed.
     pub requests_adaptive: usize,
@@ -115,7 +119,7 @@ pub struct RunnerStats {
     pub requests_hard: usize,
     /// Requests sent since the start of the manager.
     pub requests_total: u64,
-    /// Number of requests among `requests_total` that the coordinator refused (403), or for which no client could be created.
+    /// Number of requests that the coordinator refused (403), or for which no client could be created.
     pub refusals_total: u64,
     /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,

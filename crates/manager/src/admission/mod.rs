@@ -41,7 +41,6 @@ pub use entry::RunnerStats;
 pub(crate) use entry::{Limits, Notice, Outcome};
 use muster_config::settings::{MIN_HOLD, RunnerKey};
 
-/// Timings of polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PollTimings {
     /// Minimum time between two requests of a runner that the coordinator does not hold.
@@ -50,16 +49,15 @@ pub(crate) struct PollTimings {
     pub(crate) min_hold: Duration,
 }
 
-/// ID of a job request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct PollId(u64);
 
-/// Decisions to carry out now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each canceled request still ends with an outcome: [`Outcome::Canceled`], or that of an answer that arrived first.
+    /// Requests to cancel.
+    /// Each canceled request still ends with an outcome: [`Outcome::Canceled`], or that of an answer that arrived first.
     pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
@@ -72,14 +70,15 @@ struct Poll {
     /// Generation of the runner's settings with which the request was sent.
     generation: u64,
     started: Instant,
-    /// Whether the coordinator answers the same key with the same job, so that the answer to this request need not be awaited.
+    /// Whether the coordinator answers the same key with the same job.
+    /// The answer to this request then need not be awaited.
     is_repeatable: bool,
-    /// Time from which an unanswered request is certainly held by GitLab's front end (Workhorse), or abandoned by the coordinator.
+    /// Time from which canceling an unanswered request loses no job.
+    /// By then, GitLab's front end (Workhorse) holds the request, or the coordinator has abandoned it.
     held_at: Instant,
     canceled: bool,
 }
 
-/// The admission engine.
 #[derive(Debug)]
 pub(crate) struct Admission {
     concurrent: usize,
@@ -91,11 +90,11 @@ pub(crate) struct Admission {
     /// Runners in the order of the configuration.
     entries: Vec<RunnerEntry>,
     polls: BTreeMap<PollId, Poll>,
-    /// Number of polls of each runner.
     polls_by_runner: HashMap<RunnerKey, usize>,
     /// Jobs in progress of each runner, including runners that are no longer configured.
     jobs: HashMap<RunnerKey, usize>,
-    /// Number of requests sent so far, which is also the number of the last one. Runners take turns by these numbers.
+    /// Number of requests sent so far, which is also the number of the last one.
+    /// Runners take turns by these numbers.
     sent: u64,
     seed: u64,
 }
@@ -117,8 +116,9 @@ impl Admission {
         }
     }
 
-    /// Applies settings. Runners that remain configured keep their state except their health: an operator who changed a setting wants to
-    /// see at once whether it helped.
+    /// Applies settings.
+    /// Runners that remain configured keep their state except their health: an operator who changed a setting wants to see at once whether
+    /// it helped.
     pub(crate) fn configure(&mut self, concurrent: usize, timings: PollTimings, runners: Vec<Limits>) {
         self.concurrent = concurrent;
         self.timings = timings;
@@ -151,7 +151,7 @@ impl Admission {
         }
     }
 
-    /// Sets the time from which an unanswered request is certainly held by GitLab's front end, or abandoned by the coordinator.
+    /// Sets the time from which canceling an unanswered request loses no job.
     ///
     /// The initial value is [`PollTimings::min_hold`] after the decision to send the request, because no coordinator can hold the request
     /// earlier.
@@ -168,7 +168,6 @@ impl Admission {
         }
     }
 
-    /// Counts a job in progress.
     pub(crate) fn count_job(&mut self, runner: &RunnerKey) {
         *self.jobs.entry(runner.clone()).or_default() += 1;
     }
@@ -243,7 +242,8 @@ impl Admission {
         self.jobs.values().sum()
     }
 
-    /// Cancels requests whose settings no longer apply, and all requests when the manager ends, as soon as that is safe.
+    /// Cancels requests that must end, as soon as that is safe.
+    /// These are requests with obsolete settings, and all requests when the manager ends.
     fn cancel_disallowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
         let is_obsolete = |poll: &Poll| {
             let entry = self.entries.iter().find(|entry| entry.limits.key == poll.runner);
@@ -257,7 +257,8 @@ impl Admission {
         self.cancel(due.into_iter().map(|(id, _)| id), decisions);
     }
 
-    /// Uses the free capacity: first the runner with the fewest requests in flight, and among equals the one that waited longest.
+    /// Uses the free capacity for the runners with the fewest requests in flight.
+    /// Among equals, the runner that waited longest is first.
     fn start_allowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
         while self.polls.len() < self.free_capacity() {
             let candidates = self.entries.iter().enumerate().filter(|(_, entry)| self.can_poll_now(entry, now));
@@ -277,7 +278,7 @@ impl Admission {
         }
     }
 
-    /// Cancels requests that were held long enough, one for each runner that may send a request and has none.
+    /// Cancels one held request for each runner that may send a request and has none.
     fn preempt_for_starved_runners(&mut self, now: Instant, decisions: &mut Decisions) {
         let waits = |entry: &&RunnerEntry| self.can_poll_now(entry, now) && self.polls_of(&entry.limits.key) == 0;
         let waiting = self.entries.iter().filter(waits).count();
@@ -309,7 +310,7 @@ impl Admission {
         }
     }
 
-    /// Returns the number of requests that `concurrent` and the remaining jobs allow now, including those in flight.
+    /// Returns how many requests `concurrent` and the remaining jobs allow, including those in flight.
     fn free_capacity(&self) -> usize {
         self.concurrent.saturating_sub(self.jobs()).min(self.remaining_jobs)
     }

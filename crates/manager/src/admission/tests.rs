@@ -70,7 +70,7 @@ fn every_runner_has_one_request_before_any_has_two() {
     let mut engine = engine(5, vec![greedy, runner("b"), runner("c")]);
     let decisions = engine.decide(now);
     assert_eq!(started_runners(&decisions), [key("a"), key("b"), key("c"), key("a"), key("a")]);
-    assert_eq!(decisions.wake, None, "a runner has to wait");
+    assert_eq!(decisions.wake, None, "no runner has to wait");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn runners_take_turns_if_capacity_is_one() {
         assert_eq!(
             engine.decide(now),
             Decisions::default(),
-            "a canceled request lost its capacity before its answer, which may be a job"
+            "a canceled request keeps its capacity until its answer, which may be a job"
         );
         engine.answered(held, Outcome::Canceled, now);
         decisions = engine.decide(now);
@@ -104,7 +104,7 @@ fn job_of_canceled_request_counts() {
     let later = now + MIN_HOLD;
     assert_eq!(engine.decide(later).cancel, [held]);
     engine.answered(held, Outcome::Job, later);
-    assert_eq!(engine.decide(later), Decisions::default(), "the job did not use the capacity");
+    assert_eq!(engine.decide(later), Decisions::default(), "the job uses the capacity");
     engine.job_ended(&key("a"));
     assert_eq!(started_runners(&engine.decide(later)), [key("b")]);
 }
@@ -149,7 +149,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
     assert_eq!(
         [jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)],
         [1, 2, 6],
-        "the number of requests did not grow up to `request_concurrency`"
+        "the number of requests grows up to `request_concurrency`"
     );
     let started = engine.decide(now).start;
     let later = now + Duration::from_secs(50);
@@ -158,7 +158,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
     assert_eq!(engine.stats(later)[0].requests_adaptive, 5);
     let busy = Outcome::Failed { overloaded: true, rate_limited: false, retry_after: None };
     engine.answered(rest[0].0, busy, later);
-    assert_eq!(engine.stats(later)[0].requests_adaptive, 1, "the overloaded coordinator gets more than one request");
+    assert_eq!(engine.stats(later)[0].requests_adaptive, 1, "an overloaded coordinator gets only one request");
     for (poll, _) in &rest[1..] {
         engine.answered(*poll, Outcome::Canceled, later);
     }
@@ -210,7 +210,7 @@ fn repeated_duplicates_slow_down_polling() {
     let (poll, _) = engine.decide(now).start[0];
     engine.answered(poll, Outcome::Duplicate, now);
     let decisions = engine.decide(now);
-    assert_eq!(decisions.start, [], "the second duplicate in a row did not delay the next request");
+    assert_eq!(decisions.start, [], "the second duplicate in a row must delay the next request");
     assert!(decisions.wake.unwrap() >= now + CHECK_INTERVAL.mul_f64(0.9));
 }
 
@@ -241,7 +241,7 @@ fn recovered_coordinator_is_polled_within_seconds() {
         }
         let wait = engine.stats(now)[0].wait.unwrap_or_default();
         assert!(wait <= Duration::from_secs(10), "{wait:?}");
-        assert_eq!(engine.stats(now)[1].wait, None, "runner b waits, although its coordinator works");
+        assert_eq!(engine.stats(now)[1].wait, None, "runner b must not wait, because its coordinator works");
         now += wait;
     }
 }
@@ -258,7 +258,7 @@ fn simultaneous_failures_count_once() {
         assert!(notice.is_none_or(|notice| notice == Notice::Failed { failures: 1, wait }), "{notice:?}");
     }
     assert_eq!(engine.decide(now), Decisions { wake: Some(now + wait), ..Decisions::default() });
-    assert_eq!(engine.decide(now + wait).start.len(), 1, "more than one request probes the coordinator");
+    assert_eq!(engine.decide(now + wait).start.len(), 1, "only one request probes the coordinator");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn requests_in_flight_continue_when_concurrent_falls() {
         engine.answered(poll, Outcome::Job, long_after);
         assert_eq!(engine.decide(long_after), Decisions::default());
     }
-    assert_eq!(engine.jobs(), 4, "a job was not counted");
+    assert_eq!(engine.jobs(), 4, "every job counts");
 }
 
 #[test]

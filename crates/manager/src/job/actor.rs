@@ -36,7 +36,6 @@ pub(super) struct Retained {
     pub(super) permit: Option<RunPermit>,
 }
 
-/// One job, from its row to its report.
 pub(super) struct JobActor {
     pub(super) runner: Arc<RunnerContext>,
     pub(super) watch: Arc<JobWatch>,
@@ -46,7 +45,8 @@ pub(super) struct JobActor {
     pub(super) preparation: Preparation,
     pub(super) progress: AgentProgress,
     pub(super) uploader: Uploader,
-    /// Permit that counts the job against `concurrent` and `limit`. `None` while the job waits for it, and after its slot was released.
+    /// Permit that counts the job against `concurrent` and `limit`.
+    /// `None` while the job waits for it, and after its slot was released.
     pub(super) permit: Option<RunPermit>,
 }
 
@@ -77,7 +77,7 @@ impl JobActor {
         }
     }
 
-    /// Returns the resources that the next actor needs after [`Self::run`] has failed.
+    /// Returns the resources that the next actor of the job needs.
     pub(super) fn into_retained(self) -> Retained {
         Retained { lease: self.environment.into_lease(), permit: self.permit }
     }
@@ -141,7 +141,6 @@ impl JobActor {
         }
     }
 
-    /// Performs the next step of the job.
     async fn advance(&mut self) -> Result<Next, JobError> {
         match self.row.state() {
             JobState::Received { .. } => match self.payload.decode_error().map(str::to_owned) {

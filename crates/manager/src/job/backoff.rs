@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// First and longest wait between two attempts to reach an agent, or to send a trace of which the coordinator acknowledges nothing more.
+/// First and longest wait between two attempts that make no progress.
 pub(super) const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Slows down repeated attempts that make no progress.
@@ -11,7 +11,6 @@ pub(super) const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50
 pub(super) struct NoProgressBackoff {
     /// Largest acknowledged length so far, in bytes.
     reached: u64,
-    /// Next wait.
     wait: Duration,
 }
 
@@ -21,7 +20,8 @@ impl NoProgressBackoff {
         Self { reached, wait: RETRY_BACKOFF.0 }
     }
 
-    /// Returns how long to wait. Zero after progress; otherwise each wait is twice as long as the last one, up to 5 seconds.
+    /// Returns how long to wait.
+    /// Zero after progress; otherwise each wait is twice as long as the last one, up to 5 seconds.
     pub(super) fn pause(&mut self, acknowledged: u64) -> Duration {
         if acknowledged > self.reached {
             *self = Self::new(acknowledged);

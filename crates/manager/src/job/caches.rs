@@ -14,13 +14,15 @@ use muster_runner_api::payload::JobPayload;
 
 use crate::lower::{CacheUse, ChunkUse, JobContext, cache_uses, job_timeout};
 
-/// Number of packs for which a job gets upload URLs, for each cache that it saves as chunks. A save of more data has larger packs.
+/// Number of packs for which a job gets upload URLs, for each cache that it saves as chunks.
+/// A save of more data has larger packs.
 const PACKS: usize = 100;
 
 /// Objects of a job's caches, by their keys: archives and chunks.
 pub(super) type Signed = (BTreeMap<String, CacheObject>, BTreeMap<String, ChunkStore>);
 
-/// Returns the objects of the job's caches by their keys. Empty if the runner has no object store or the job uses no cache.
+/// Returns the objects of the job's caches by their keys.
+/// Empty if the runner has no object store or the job uses no cache.
 ///
 /// If the store cannot be used, the result is empty too, and the job continues with the caches of its machine, as in gitlab-runner.
 pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobContext) -> Signed {
@@ -58,7 +60,7 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
     })
 }
 
-/// Returns the URLs of one object, for only those requests that the job needs.
+/// Returns the URL to query one object, and those to download and upload it if the job needs them.
 async fn object(
     store: &CacheStore,
     usage: &CacheUse,
@@ -80,7 +82,7 @@ async fn object(
     Ok(object)
 }
 
-/// Reads the references of a cache that is stored as chunks, and returns the URLs of the objects that the job needs.
+/// Returns the references of a cache that is stored as chunks, and the URLs that the job needs.
 ///
 /// A mark announces that an unused object may be deleted later ([`muster_chunks::Sweep`]). The marks must be read before the references, so that
 /// a save never uses an object that was marked earlier.

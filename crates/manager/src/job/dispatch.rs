@@ -37,13 +37,13 @@ const RESUME_LOST_HINT: &str =
 /// Maximum time to wait for the answer to `Run` when the job is interrupted.
 const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Result of dispatching a job to an agent.
 pub(super) enum DispatchOutcome {
-    /// An agent has accepted the job. If `needs_approval` is true, the agent asks the manager before the user's first command.
+    /// An agent has accepted the job.
+    /// If `needs_approval` is true, the agent asks the manager before the user's first command.
     Accepted { needs_approval: bool },
     /// The instance's agent does not support start approval, and did not get the job.
     NoStartApproval,
-    /// The agent does not accept the job, or the job cannot be lowered.
+    /// The agent does not accept the job, the job cannot be lowered, or its secrets cannot be fetched.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String, trace_lines: Vec<String> },
     /// No agent answered. If `was_sent` is true, an agent may have received the job anyway.
     NotReached { message: String, was_sent: bool },
@@ -66,7 +66,8 @@ impl From<LowerError> for DispatchOutcome {
 }
 
 impl JobActor {
-    /// Waits until one more job may run (J4). `None` means that it may. Otherwise the job was interrupted or has failed.
+    /// Waits until one more job may run (J4).
+    /// `None` means that this job may run. Otherwise it was interrupted or has failed.
     async fn wait_to_run(&mut self) -> Result<Option<Next>, JobError> {
         if self.permit.is_some() {
             return Ok(None);
@@ -189,7 +190,8 @@ impl JobActor {
         matches!(self.row.state(), JobState::Leased { .. }) && self.is_remote()
     }
 
-    /// Reschedules the job to another instance after its instance was lost. A job that resumes a suspended environment fails instead.
+    /// Reschedules the job to another instance after its instance was lost.
+    /// A job that resumes a suspended environment fails instead.
     pub(super) async fn reschedule(&mut self, message: &str) -> Result<Next, JobError> {
         if !self.preparation.may_reschedule() || self.is_resumed() {
             return self.fail_as_lost(message).await;
@@ -218,7 +220,8 @@ impl JobActor {
         suspension::is_resumed(&self.payload, &self.runner.runner)
     }
 
-    /// Stores the job's state without its lease, and then returns the slot. `change` computes the new state.
+    /// Stores the job's state without its lease, and then returns the slot.
+    /// `change` computes the new state.
     fn return_lease(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, crate::state::InvalidTransition>,
@@ -317,7 +320,8 @@ impl JobActor {
         })
     }
 
-    /// Returns the message about an environment that does not respond. `error` is the last error of its connection.
+    /// Returns the message about an environment that does not respond.
+    /// `error` is the last error of its connection.
     pub(super) fn unresponsive_message(&self, error: Option<&AgentError>) -> String {
         let cause = error.map(|error| format!(": {error}")).unwrap_or_default();
         match self.environment.lease() {
@@ -367,7 +371,8 @@ impl JobActor {
     }
 }
 
-/// Connects to the environment, with retries, and returns the directories of its jobs. The caller limits the time.
+/// Connects to the environment, with retries, and returns the directories of its jobs.
+/// The caller limits the time.
 async fn connect(environment: &dyn ExecutionEnvironment) -> Directories {
     let (mut wait, cap) = backoff::RETRY_BACKOFF;
     loop {

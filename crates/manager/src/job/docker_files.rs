@@ -43,8 +43,9 @@ pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     files
 }
 
-/// Calls the credential helpers of this machine for the images of a job. The configuration on this machine names the helpers, so they are
-/// not expected on the agent's machine (docs/spec/job-execution.md, section 7.3).
+/// Calls the credential helpers of this machine for the images of a job.
+/// The configuration on this machine names the helpers, so they are not expected on the agent's machine (docs/spec/job-execution.md,
+/// section 7.3).
 ///
 /// `None` means that the job's agent also runs on this machine, and calls the helpers itself.
 pub(super) async fn helper_answers(payload: &JobPayload, context: &JobContext) -> Option<HelperAnswers> {

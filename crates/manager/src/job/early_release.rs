@@ -1,8 +1,7 @@
 //! Early release of the slot of a job that has ended, while the coordinator does not accept the rest of its log or its report.
 //!
 //! The first upload or report that fails releases the slot, so that an unavailable coordinator does not block other jobs. Log and result
-//! stay in the agent's spool. `max_unreported_jobs` limits the number of such jobs. `muster_unreported_jobs` counts them, and
-//! `/debug/jobs/list` shows them as ended. Jobs beyond the limit keep their slots.
+//! stay in the agent's spool. `max_unreported_jobs` limits the number of such jobs. Jobs beyond the limit keep their slots.
 
 use std::sync::Arc;
 
@@ -11,11 +10,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::store::JobRunId;
 
-/// Limit on the number of ended jobs that wait for their report without a slot, shared by all jobs of a manager.
+/// Limit on the number of ended jobs that wait for their report without a slot.
+/// All jobs of a manager share it.
 #[derive(Debug, Clone)]
 pub(crate) struct UnreportedJobs {
     permits: Arc<Semaphore>,
-    /// Sends the ID of each job whose slot was released to the manager. Holds at most one message per job.
+    /// Sends to the manager the ID of each job whose slot was released. Holds at most one message per job.
     released: mpsc::UnboundedSender<JobRunId>,
 }
 
@@ -26,7 +26,8 @@ impl UnreportedJobs {
         (Self { permits: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), released }, receiver)
     }
 
-    /// Admits a job that has ended in `environment`. `None` means that too many jobs wait without a slot already.
+    /// Admits a job that has ended in `environment`.
+    /// `None` means that too many jobs wait without a slot already.
     pub(super) fn admit(&self, environment: Arc<dyn ExecutionEnvironment>) -> Option<ReleasedEnvironment> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some(ReleasedEnvironment { environment, _permit: Some(permit) })
@@ -37,7 +38,6 @@ impl UnreportedJobs {
         ReleasedEnvironment { environment, _permit: Arc::clone(&self.permits).try_acquire_owned().ok() }
     }
 
-    /// Notifies the manager that the slot of a job was released.
     pub(super) fn notify_released(&self, run: JobRunId) {
         // A manager that has ended counts no jobs.
         let _ = self.released.send(run);

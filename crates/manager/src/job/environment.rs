@@ -40,19 +40,20 @@ pub(super) enum JobEnvironment {
     Leased(Lease),
     /// The job holds the slot, but its agent stopped responding and is no longer contacted.
     Unresponsive(Lease),
-    /// The job was closed at its agent, and its environment could not be suspended. `None` if the lease was lost before.
+    /// The job was closed at its agent, and its environment could not be suspended.
+    /// `None` if the lease was lost before.
     Closed(Option<Lease>),
-    /// The environment is suspended for a later job. Its scaler has ended the lease, so the lease is not released. `None` if an earlier
-    /// manager process suspended the environment.
+    /// The environment is suspended for a later job.
+    /// Its scaler has ended the lease, so the lease is not released. `None` if an earlier manager process suspended the environment.
     Suspended(Option<Lease>),
-    /// The slot was released and may belong to another job. The agent still keeps this job's log and result.
+    /// The slot was released and may belong to another job.
+    /// The agent still keeps this job's log and result.
     Released(ReleasedEnvironment),
     /// The environment of an earlier manager process cannot be used, for this reason.
     Lost(String),
 }
 
 impl JobEnvironment {
-    /// Stores the lease that the job got.
     pub(super) fn assign(&mut self, lease: Lease) {
         *self = Self::Leased(lease);
     }
@@ -82,7 +83,7 @@ impl JobEnvironment {
         }
     }
 
-    /// Returns the slot, so that the job can get another one.
+    /// Releases the slot, so that the job can get another one.
     pub(super) fn unassign(&mut self) {
         if let Some(lease) = std::mem::take(self).into_lease() {
             lease.release();
@@ -194,7 +195,6 @@ impl JobEnvironment {
     }
 }
 
-/// Parameters of [`JobEnvironment::suspend`].
 pub(super) struct SuspendRequest<'a> {
     /// ID of the job's run at the agent. `None` means that no agent can know the job.
     pub(super) run_id: Option<String>,
@@ -206,7 +206,8 @@ pub(super) struct SuspendRequest<'a> {
     pub(super) agent_reconnect_timeout: Duration,
 }
 
-/// Returns how long the environment may stay unresponsive. `None` means as long as the manager's settings allow.
+/// Returns how long the environment may stay unresponsive.
+/// `None` means as long as the manager's settings allow.
 pub(super) fn unresponsive_timeout(environment: &dyn ExecutionEnvironment) -> Option<Duration> {
     environment.replaceable().map(Replaceable::unresponsive_timeout)
 }

@@ -47,7 +47,8 @@ impl JobActor {
         update
     }
 
-    /// Reports the result, unless the environment must be suspended first. `None` means that the trace must be sent again.
+    /// Reports the result, unless the environment must be suspended first.
+    /// `None` means that the trace must be sent again.
     pub(super) async fn report_result(&mut self, result: &JobResult) -> Result<Option<Next>, JobError> {
         let update = self.record_result(result);
         if self.begin_suspend(result, &update)? {
@@ -67,7 +68,8 @@ impl JobActor {
         })
     }
 
-    /// Releases the slot of a job that has ended, because the coordinator did not accept its report.
+    /// Releases the slot of a job that has ended, because the coordinator did not accept its log or report.
+    /// Does nothing if the slot must be kept.
     ///
     /// The release is stored first (R2), because the next start of the manager must not use the slot for this job again.
     pub(super) fn release_slot(&mut self) {
@@ -96,7 +98,7 @@ impl JobActor {
 
     /// Sends the final update until the coordinator acknowledges it, or no longer expects the job.
     ///
-    /// The wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer wait.
+    /// After errors, the wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer wait.
     async fn report(&mut self, update: &UpdateRequest) -> ReportOutcome {
         loop {
             match self.uploader.report(update).await {
@@ -109,7 +111,8 @@ impl JobActor {
         }
     }
 
-    /// Stores that the environment of a job with a result must be suspended. Returns false if it will not be suspended.
+    /// Stores that the environment of a job with a result must be suspended.
+    /// Returns false if it will not be suspended.
     fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
         let is_success = matches!(result.outcome, Outcome::Success);
         let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
@@ -175,7 +178,8 @@ impl JobActor {
         self.report_last(&failure::from_manager_outcome(&self.payload, outcome)).await
     }
 
-    /// Reports a job whose agent no longer has the log. If the coordinator requests the trace again, the job counts as reported.
+    /// Reports a job whose agent no longer has the log.
+    /// If the coordinator requests the trace again, the job counts as reported.
     async fn report_last(&mut self, update: &UpdateRequest) -> Next {
         match self.report(update).await {
             ReportOutcome::Acknowledged | ReportOutcome::ResendTrace => Next::Reported,

@@ -25,9 +25,8 @@ use super::uploader::UploadOutcome;
 /// The agent enforces the job's timeout, and may then still run `after_script` and uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
-/// Result of following a job.
 pub(super) enum FollowOutcome {
-    /// The job has a result, and every byte of its log is acknowledged, or the coordinator refuses the rest of the log.
+    /// The job has a result, and its log is acknowledged completely or the rest is refused.
     Result(Box<JobResult>),
     /// The coordinator no longer expects the job.
     JobGone,

@@ -23,7 +23,8 @@ pub(super) enum Interruption {
 }
 
 impl Interruption {
-    /// Returns how a job in `state` fails because of the interruption. `None` if there is nothing to report.
+    /// Returns how a job in `state` fails because of the interruption.
+    /// `None` if there is nothing to report.
     pub(super) fn failure(&self, state: &JobState, prepare_timeout: Duration) -> Option<(FailureReason, String)> {
         match self {
             Self::JobGone => None,
@@ -44,7 +45,8 @@ impl Interruption {
     }
 }
 
-/// Stays in contact with the coordinator until a reason to end the job occurs. Passing `deadline` is such a reason.
+/// Stays in contact with the coordinator until a reason to end the job occurs.
+/// Passing `deadline` is such a reason.
 ///
 /// Cancel-safe: after an interrupted upload, the next answer of the coordinator contains the length of the trace that it has, and the upload
 /// continues there.

@@ -60,7 +60,7 @@ pub(crate) use outage::ReachabilityTracker;
 const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 /// Maximum time to close a job at its agent.
 ///
-/// An agent deletes a job that was not closed at the end of its retention period (R6).
+/// After its retention period, an agent also deletes a job that was not closed (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Context that the actors of one runner's jobs share.
@@ -70,13 +70,12 @@ pub(crate) struct RunnerContext {
     pub(crate) runner: Arc<RunnerSettings>,
     /// Key of the runner in the settings that were in effect when the actor was started.
     pub(crate) key: RunnerKey,
-    /// Limits the number of running jobs.
     pub(crate) limits: Arc<ConcurrencyLimits>,
     pub(crate) store: Arc<Store>,
-    /// Object stores of caches.
     pub(crate) cache_stores: Arc<CacheStores>,
     pub(crate) executor: Arc<dyn Executor>,
     /// Time to keep reconnecting to an unreachable agent before its job fails.
+    /// An environment can have its own timeout instead.
     pub(crate) agent_reconnect_timeout: Duration,
     /// Time to retry a state that cannot be stored before the manager exits.
     pub(crate) state_write_timeout: Duration,
@@ -86,14 +85,13 @@ pub(crate) struct RunnerContext {
     pub(crate) cancel: CancellationToken,
     /// Limits the number of jobs that wait for their report without a slot.
     pub(crate) unreported: UnreportedJobs,
-    /// Tracks which instances are reachable.
     pub(crate) reachability: ReachabilityTracker,
 }
 
 /// Reason why an actor cannot continue. The row is kept for a later start of the manager.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobError {
-    /// The manager's own state failed.
+    /// `state.log` cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A defect: the job's state has no such transition.

@@ -10,14 +10,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum time to wait while all instances are unreachable. After this time, each of these instances counts as lost.
+/// Maximum time to wait while all instances are unreachable.
+/// After this time, each of these instances counts as lost.
 const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
 /// Tracks which instances with jobs are reachable. Clones share their content.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReachabilityTracker(Arc<Mutex<HashMap<String, InstanceJobs>>>);
 
-/// Number of jobs on one instance.
 #[derive(Debug, Default)]
 struct InstanceJobs {
     all: usize,
@@ -59,7 +59,6 @@ pub(super) struct ConnectionHealth {
 }
 
 impl ConnectionHealth {
-    /// Records whether the connection is open.
     pub(super) fn set_connected(&mut self, connected: bool) {
         let mut jobs = self.tracker.0.lock();
         match jobs.get_mut(&self.instance) {
@@ -147,6 +146,6 @@ mod tests {
         assert!(!one.extend_deadline(), "another instance is reachable again, so this one gets only one more timeout");
         tokio::time::advance(MAX_OUTAGE / 2).await;
         drop(two);
-        assert!(!three.extend_deadline(), "the outage has lasted too long");
+        assert!(!three.extend_deadline(), "no instance gets more time after `MAX_OUTAGE`");
     }
 }

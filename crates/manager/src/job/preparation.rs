@@ -12,7 +12,7 @@ use crate::observe::JobWatch;
 
 /// Number of failed attempts to reach an agent, in one or several slots, after which the job fails.
 const MAX_UNREACHABLE_SLOTS: u32 = 3;
-/// Maximum number of times that a job is rescheduled before it fails.
+/// Number of lost slots after which a job fails instead of being rescheduled.
 const MAX_RESCHEDULES: usize = 10;
 
 /// Preparation of one job: everything between its slot and its start.
@@ -28,7 +28,6 @@ pub(super) struct Preparation {
 }
 
 impl Preparation {
-    /// Starts the preparation of a job now.
     pub(super) fn new(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         // A limit longer than the job's own timeout has no effect.
         let timeout = runner.prepare_timeout.filter(|limit| *limit <= job_timeout(payload));
@@ -38,17 +37,18 @@ impl Preparation {
         preparation
     }
 
-    /// Restarts the deadline with the full timeout.
     pub(super) fn restart_deadline(&mut self) {
         self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
     }
 
-    /// Returns the time by which an agent must have the job. `None` means that only the job's own timeout applies.
+    /// Returns the time by which an agent must have the job.
+    /// `None` means that only the job's own timeout applies.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Counts a failed attempt to reach an agent. Returns whether the job may try again, in this slot or another one.
+    /// Counts a failed attempt to reach an agent.
+    /// Returns whether the job may try again, in this slot or another one.
     pub(super) fn count_unreachable(&mut self) -> bool {
         self.unreachable_slots += 1;
         self.unreachable_slots < MAX_UNREACHABLE_SLOTS
@@ -59,13 +59,12 @@ impl Preparation {
         self.unreachable_slots
     }
 
-    /// Returns whether the job may be rescheduled once more.
     pub(super) fn may_reschedule(&self) -> bool {
         self.reschedule_notes.len() < MAX_RESCHEDULES
     }
 
-    /// Adds a line to the trace about a slot that was lost before anything was started in it. `had_machine` shows whether the slot had a
-    /// separate virtual machine.
+    /// Adds a line about a lost slot, in which nothing was started, to the trace.
+    /// `had_machine` shows whether the slot had a separate virtual machine.
     pub(super) fn note_reschedule(&mut self, message: &str, had_machine: bool) {
         let target = if had_machine { "another virtual machine" } else { "another instance" };
         self.reschedule_notes

@@ -6,7 +6,6 @@
 //!        +-rescheduled--+
 //! ```
 
-/// Progress of a job at its agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AgentProgress {
     /// No agent has accepted the job.

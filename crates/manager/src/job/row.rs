@@ -19,7 +19,6 @@ pub(super) struct JobRow {
 }
 
 impl JobRow {
-    /// Returns the row of a stored job.
     pub(super) fn new(
         store: Arc<Store>,
         watch: Arc<JobWatch>,
@@ -35,7 +34,6 @@ impl JobRow {
         &self.run
     }
 
-    /// Returns the state that is stored.
     pub(super) fn state(&self) -> &JobState {
         &self.state
     }
@@ -47,7 +45,7 @@ impl JobRow {
 
     /// Applies `change` to the current state and stores the result.
     ///
-    /// If it cannot be stored, the state does not change.
+    /// If the result cannot be stored, the state does not change.
     ///
     /// # Errors
     /// [`JobError::Transition`] if the current state does not allow the change, [`JobError::Store`] if it cannot be stored.

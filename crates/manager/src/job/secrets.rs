@@ -26,8 +26,8 @@ pub(super) async fn fetch(payload: &JobPayload, job: &JobContext) -> Result<Vec<
     })
 }
 
-/// Fetches the secrets, with the number of attempts that the job allows. Errors that a later attempt would repeat, such as an invalid
-/// configuration, are not retried.
+/// Fetches the secrets, with the number of attempts that the job allows.
+/// Errors that a later attempt would repeat, such as an invalid configuration, are not retried.
 async fn fetch_with_retries(requests: &SecretRequests) -> Result<Vec<Variable>, LowerError> {
     let (mut wait_ms, max_wait_ms) = requests.retry_wait_ms;
     let mut attempt = 1;

@@ -1,6 +1,6 @@
 //! Sends a job's trace and its final update to the coordinator.
 //!
-//! The trace is sent in pieces, in order, each byte once. A job without new output sends a keep-alive instead. The length that the
+//! The trace is sent in pieces, in order. A job without new output sends a keep-alive instead. The length that the
 //! coordinator acknowledged is authoritative (R5). The uploader takes no more bytes while it has [`MAX_PIECE_BYTES`] that are
 //! not acknowledged. These bytes wait in the agent's spool.
 
@@ -35,7 +35,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Lower bound of the longest wait between two attempts.
 const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
-/// Delay before a report is repeated while the coordinator still processes it, unless the coordinator sets another delay.
+/// Default delay before a report is repeated while the coordinator still processes it.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Consequence of an answer of the coordinator for the job.
@@ -51,18 +51,17 @@ pub(super) enum UploadOutcome {
     JobGone,
 }
 
-/// Result of reporting a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReportOutcome {
     /// The coordinator has acknowledged the final update.
     Acknowledged,
     /// The job has ended at the coordinator, or belongs to another manager.
+    /// Also returned if the coordinator rejected the final update too often.
     JobGone,
     /// The coordinator's copy of the trace is wrong. The whole trace must be sent again.
     ResendTrace,
 }
 
-/// Result of one attempt to report a job.
 pub(super) enum ReportAttempt {
     /// No further attempt is needed.
     Ended(ReportOutcome),
@@ -70,7 +69,6 @@ pub(super) enum ReportAttempt {
     RetryAt(Instant),
 }
 
-/// Upload of one job's trace.
 pub(super) struct Uploader {
     client: Client,
     payload: Arc<JobPayload>,
@@ -148,12 +146,14 @@ impl Uploader {
         self.acknowledged
     }
 
-    /// Records that the job has ended. From now on rejections count, because the report must not wait for the trace.
+    /// Records that the job has ended.
+    /// From now on rejections count, because the report must not wait for the trace.
     pub(super) fn set_ended(&mut self) {
         self.has_ended = true;
     }
 
-    /// Returns whether the job has ended, and the coordinator accepts no more of its trace. Only the final update is left.
+    /// Returns whether the job has ended, and the coordinator accepts no more of its trace.
+    /// Only the final update is left.
     pub(super) fn is_trace_refused(&self) -> bool {
         self.has_ended && self.trace_refused
     }
@@ -297,7 +297,6 @@ impl Uploader {
         }
     }
 
-    /// Returns whether the coordinator has canceled the job.
     pub(super) fn is_canceled(&self) -> bool {
         self.canceled
     }
@@ -322,7 +321,8 @@ impl Uploader {
         }
     }
 
-    /// Appends the part of `message` that the trace does not have yet. `offset` is the position of the message in the trace.
+    /// Appends the part of `message` that the trace does not have yet.
+    /// `offset` is the position of the message in the trace.
     ///
     /// Returns false if the coordinator no longer expects the job.
     pub(super) async fn append_trace_message(&mut self, message: &str, offset: u64) -> bool {
@@ -348,7 +348,8 @@ impl Uploader {
         }
     }
 
-    /// Handles a failed final update. Gives up after `job_status_final_update_retry_limit` rejections, as gitlab-runner does.
+    /// Handles a failed final update.
+    /// Gives up after `job_status_final_update_retry_limit` rejections, as gitlab-runner does.
     fn report_failed(&mut self, error: &ClientError) -> UploadOutcome {
         if self.rejected(error) {
             tracing::error!(
@@ -381,7 +382,7 @@ impl Uploader {
         self.rejections >= self.max_rejections
     }
 
-    /// Handles a failed call: the coordinator no longer expects the job, or the call is repeated after a backoff.
+    /// Ends the job if the coordinator no longer expects it. Otherwise schedules a repetition of the call.
     fn failed(&mut self, error: &ClientError) -> UploadOutcome {
         if error.is_job_closed() {
             tracing::info!(%error, "coordinator no longer expects the job");

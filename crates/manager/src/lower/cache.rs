@@ -17,7 +17,7 @@ const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
 
-/// Returns the job's caches that have paths or untracked files to save, each with the value of its keyword `when`.
+/// Returns the job's caches that have paths or untracked files, each with the value of `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     context: &JobContext,
@@ -75,7 +75,8 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// Returns whether the job's caches are stored as chunks. The driver of a custom executor stores archives.
+/// Returns whether the job's caches are stored as chunks.
+/// The driver of a custom executor stores archives.
 fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
     let format = variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let is_chosen = if format.is_empty() { context.runner.cache.chunks } else { format.eq_ignore_ascii_case(CHUNKS) };
@@ -114,7 +115,8 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     keys
 }
 
-/// Returns whether a directory of this name may belong to a hashed key. A hash does not reveal whether its key ends in `-protected`.
+/// Returns whether a directory of this name may belong to a hashed key.
+/// A hash does not reveal whether its key ends in `-protected`.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -126,11 +128,8 @@ pub(crate) struct CacheUse {
     pub(crate) key: String,
     /// Human-readable key.
     pub(crate) name: String,
-    /// Name of the object.
     pub(crate) object: String,
-    /// Whether the job may download the object.
     pub(crate) download: bool,
-    /// Whether the job may upload the object.
     pub(crate) upload: bool,
 }
 
@@ -160,7 +159,6 @@ pub(crate) struct CacheUses {
     pub(crate) chunks: Vec<ChunkUse>,
 }
 
-/// Returns the objects that the job's caches use.
 pub(super) fn uses(
     payload: &JobPayload,
     context: &JobContext,
@@ -256,7 +254,7 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Returns the directory name of a key. `None` if sanitizing leaves nothing of it.
+    /// Returns the directory name of a key. `None` if the key is empty, or sanitizing leaves nothing of it.
     fn directory_name(&mut self, raw: &str) -> Option<String> {
         if raw.is_empty() {
             return None;
@@ -273,7 +271,8 @@ impl Keys<'_> {
         key
     }
 
-    /// Returns the directory name for the other value of `FF_HASH_CACHE_KEYS`, so that a cache saved with that value is found.
+    /// Returns the directory name for the other value of `FF_HASH_CACHE_KEYS`.
+    /// With it, a cache that was saved with that value is found.
     fn alternate(&self, raw: &str) -> Option<String> {
         if self.hash { sanitize(raw) } else { Some(hashed(raw)).filter(|_| !raw.is_empty()) }
     }

@@ -99,7 +99,6 @@ pub(super) fn steps(parts: &JobParts<'_>, title: &str, inside: Vec<Step>) -> Res
     Ok(steps)
 }
 
-/// Turns a step into a stage.
 fn stage(step: Step) -> Result<Step, LowerError> {
     let Call::Builtin { name: builtin, inputs } = step.call else {
         return Err(LowerError::unsupported(

@@ -23,7 +23,6 @@ pub(super) enum Effect {
     ManagerOnly,
 }
 
-/// A feature flag.
 #[derive(Debug)]
 pub(super) struct Flag {
     pub(super) name: &'static str,
@@ -37,7 +36,6 @@ const fn flag(name: &'static str, default: bool, effect: Effect) -> Flag {
 
 use Effect::{AlwaysOff, AlwaysOn, Honored, ManagerOnly, NotApplicable};
 
-/// All flags.
 pub(super) const FLAGS: &[Flag] = &[
     flag("FF_USE_DIRECT_DOWNLOAD", true, Honored),
     flag("FF_USE_FASTZIP", true, AlwaysOff),
@@ -141,7 +139,6 @@ impl Flags {
         })
     }
 
-    /// Returns the value of a flag.
     pub(super) fn is_on(&self, name: &str) -> bool {
         debug_assert!(is_flag(name), "{name} is not a feature flag");
         self.values.get(name).copied().unwrap_or_default()
@@ -153,7 +150,6 @@ impl Flags {
     }
 }
 
-/// Returns whether `name` is a flag.
 pub(super) fn is_flag(name: &str) -> bool {
     name.starts_with("FF_") && FLAGS.iter().any(|flag| flag.name == name)
 }

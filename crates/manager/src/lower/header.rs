@@ -41,9 +41,7 @@ pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &V
     Prepare { lines, ..Prepare::default() }
 }
 
-/// Returns the lines before those of the containers.
-///
-/// The returned lines describe the connection to the engine's machine, and feature flags.
+/// Returns the lines about the connection to the engine's machine, and about feature flags.
 pub(super) fn before_containers(context: &JobContext, flags: &Flags) -> Vec<String> {
     context.connection_lines.iter().cloned().chain(flag_notes(flags)).collect()
 }

@@ -14,7 +14,7 @@ const NAMESPACE: &str = "job.inputs.";
 
 /// Returns the payload with interpolated inputs, and the number of strings that this changed.
 ///
-/// Other expressions are left to the script.
+/// Other expressions are not changed.
 pub(super) fn interpolate_inputs(
     payload: &JobPayload,
     is_enabled: bool,

@@ -14,15 +14,16 @@ use url::Url;
 use super::settings::{JobSettings, job_timeout};
 use super::{JobContext, docker, driver, suspension};
 
-/// Name of the directory of all mirrors, beside the builds directory.
+/// Default name of the directory of all mirrors, beside the builds directory.
 const DIRECTORY: &str = "git-mirrors";
 /// Number of hexadecimal digits of the URL's hash in the name of a mirror.
 const URL_DIGITS: usize = 16;
 /// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 
-/// Returns the inputs of the step that prepares the mirror for a checkout. `None` means that the job uses no mirror. `machine` has the directories
-/// on the host of the containers, not the directories inside a container.
+/// Returns the inputs of the step that prepares the mirror for a checkout.
+/// `None` means that the job uses no mirror. `machine` has the directories on the host of the containers, not the directories inside a
+/// container.
 pub(super) fn git_mirror(
     payload: &JobPayload,
     context: &JobContext,

@@ -55,7 +55,7 @@ pub struct JobContext {
     pub directories: Directories,
     /// Slot of the job.
     pub slot: Slot,
-    /// Runner that received the job. Only the short form of its token leaves this module.
+    /// Runner that received the job. Its complete token does not leave this module.
     pub runner: Arc<RunnerSettings>,
     /// Name of the host, for the header of the trace.
     pub host_name: String,
@@ -69,7 +69,8 @@ pub struct JobContext {
     pub certificates: Certificates,
     /// Files that the job's containers depend on. Empty if the job has no containers.
     pub docker: DockerFiles,
-    /// The job's slot on an instance, with its share of the instance. `None` if the environment has no such slots.
+    /// The job's slot on an instance, with its share of the instance.
+    /// `None` if the environment has no such slots.
     pub share: Option<SlotShare>,
     /// Signed URLs of the job's caches in the object store of the runner, by the keys of [`CacheUse`].
     pub cache_objects: BTreeMap<String, CacheObject>,
@@ -130,7 +131,8 @@ impl LoweredJob {
     }
 }
 
-/// Maximum size of all strings of a job together after expansion. A short reference may stand for a long value.
+/// Maximum size of all strings of a job together after expansion.
+/// A short reference may stand for a long value.
 ///
 /// An agent accepts plans of up to twice this size.
 const MAX_EXPANDED_BYTES: usize = 32 * 1024 * 1024;
@@ -263,8 +265,8 @@ pub(crate) fn wants_result_tree(payload: &JobPayload) -> bool {
     payload.muster.as_ref().is_some_and(|extension| extension.result_tree)
 }
 
-/// Returns the context of a job inside its container, or inside the environment of its driver. `None` means that the job has neither,
-/// and runs directly in the executor's environment.
+/// Returns the context of a job inside its container, or inside the environment of its driver.
+/// `None` means that the job has neither, and runs directly in the executor's environment.
 fn inner_context(outside: &JobContext) -> Option<JobContext> {
     if driver::applies(outside) {
         return Some(driver::inside(outside));
@@ -272,13 +274,14 @@ fn inner_context(outside: &JobContext) -> Option<JobContext> {
     outside.runner.uses_containers().then(|| docker::inside(outside))
 }
 
-/// Returns the objects in the object store of the runner that the job's caches use. Empty if the payload cannot be lowered.
+/// Returns the objects in the object store of the runner that the job's caches use.
+/// Empty if the payload cannot be lowered.
 pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUses {
     // [`lower`] reports the error.
     with_variables(payload, context, cache::uses).unwrap_or_default()
 }
 
-/// Calls `read` with the expanded variables and everything else that is needed to read a part of the payload before the job is lowered.
+/// Calls `read` with the expanded variables and what else is derived from the payload.
 fn with_variables<T>(
     payload: &JobPayload,
     context: &JobContext,
@@ -327,13 +330,13 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     Secrets::new(values, payload.features.token_mask_prefixes.iter().map(String::as_str))
 }
 
-/// Returns whether a string matches a pattern of the configuration. `*` does not match a slash, `**` does. An invalid pattern matches nothing.
+/// Returns whether a string matches a pattern of the configuration.
+/// `*` does not match a slash, `**` does. An invalid pattern matches nothing.
 fn matches_pattern(pattern: &str, text: &str) -> bool {
     let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
     glob.is_ok_and(|glob| glob.compile_matcher().is_match(text))
 }
 
-/// Returns the agent's limits for unpacking archives.
 fn unpack_limits(settings: UnpackSettings) -> UnpackLimits {
     let UnpackSettings { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml } = settings;
     UnpackLimits { max_bytes, max_entries, max_ratio, max_header_bytes, set_in_ci_toml }

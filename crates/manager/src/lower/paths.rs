@@ -7,7 +7,6 @@ use url::Url;
 
 use super::{JobContext, LowerError};
 
-/// The job's directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Paths {
     pub(super) builds_dir: String,
@@ -52,7 +51,8 @@ impl Paths {
 /// Maximum length of a path that the operating system accepts.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory. `None` if it is not set.
+/// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory.
+/// `None` if it is not set.
 fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> Result<Option<String>, LowerError> {
     let value = |name: &str| last_value(payload, name).or_else(|| last_of(&context.runner.environment, name));
     let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
@@ -128,7 +128,7 @@ mod tests {
             slug(&payload)
         };
         assert_eq!(slug_of("https://gitlab-ci-token:x@gitlab.example/group/sub//project.git"), "group/sub/project");
-        assert_eq!(slug_of("https://gitlab.example/%2e%2e/evil.git"), "evil", "the parser resolves it");
+        assert_eq!(slug_of("https://gitlab.example/%2e%2e/evil.git"), "evil", "the URL parser resolves `%2e%2e`");
         assert_eq!(slug_of("https://gitlab.example/"), "project-5");
         assert_eq!(slug_of("file:///srv/repo.git"), "project-5");
         assert_eq!(slug_of(""), "project-5");

@@ -50,8 +50,8 @@ fn refused(step: &str, violation: &PolicyViolation) -> LowerError {
     LowerError::of_reason(FailureReason::RunnerConfigurationError, format!("step {step:?}: {violation}"))
 }
 
-/// Returns the step that an entry of the list calls. `None` means that only the agent can determine the step, because the entry
-/// is invalid or has an expression.
+/// Returns the step that an entry of the list calls.
+/// `None` means that only the agent can determine the step, because the entry is invalid or has an expression.
 fn reference(entry: &Value) -> Option<StepReference> {
     if entry.get("script").is_some() {
         return Some(StepReference::Script);

@@ -22,11 +22,9 @@ const VAULT: &str = "vault";
 /// Key of a secret of GitLab Secrets Manager in the payload.
 const GITLAB: &str = "gitlab_secrets_manager";
 
-/// Secrets to fetch for a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SecretRequests {
     pub(crate) list: Vec<SecretRequest>,
-    /// Maximum number of attempts to fetch the secrets.
     pub(crate) attempts: u32,
     /// First and longest wait between two attempts, in milliseconds.
     pub(crate) retry_wait_ms: (u64, u64),
@@ -34,7 +32,6 @@ pub(crate) struct SecretRequests {
     pub(crate) missing_fails: bool,
 }
 
-/// A secret to fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SecretRequest {
     /// Name of the variable.
@@ -45,7 +42,6 @@ pub(crate) struct SecretRequest {
 }
 
 impl SecretRequest {
-    /// Returns the variable of the job.
     pub(crate) fn variable(&self, value: &Secret) -> Variable {
         Variable { file: self.file, raw: true, ..Variable::secret(&self.name, value.expose()) }
     }
@@ -60,7 +56,6 @@ impl SecretRequest {
     }
 }
 
-/// A secret of the payload.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PayloadSecret {
@@ -249,7 +244,6 @@ fn check(secrets: &BTreeMap<String, Value>) -> Result<(), LowerError> {
     )))
 }
 
-/// Returns the name of the provider of a secret.
 fn provider(secret: &Value) -> Option<&str> {
     let mut keys = secret.as_object()?.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str());
     keys.find(|key| !matches!(*key, "file" | "token"))

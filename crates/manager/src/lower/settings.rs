@@ -16,7 +16,6 @@ const DEFAULT_AFTER_SCRIPT_TIMEOUT: Duration = Duration::from_secs(300);
 const MAX_ATTEMPTS: u32 = 10;
 const SECRETS_ATTEMPTS: &str = "SECRETS_RETRIEVAL_ATTEMPTS";
 
-/// Settings of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JobSettings {
     pub(super) strategy: String,
@@ -165,7 +164,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the pathspecs of submodules. An exclusion without a path is an error, because git would exclude everything.
+    /// Returns the pathspecs of submodules.
+    /// An exclusion without a path is an error, because git would exclude everything.
     fn submodule_paths(&self) -> Result<Vec<String>, LowerError> {
         let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
         if paths.iter().any(|path| path == ":(exclude)") {
@@ -176,7 +176,8 @@ impl Reader<'_> {
         Ok(paths)
     }
 
-    /// Returns whether the job's shell traces its commands, and whether the log has the output of services. The operator may forbid both.
+    /// Returns whether the job's shell traces its commands, and whether the log has the output of services.
+    /// The operator may forbid both.
     fn debug(&mut self, disabled: bool) -> [bool; 2] {
         let requested = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
         for (name, _) in requested.iter().filter(|(_, on)| *on && disabled) {
@@ -206,7 +207,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns a timeout of the runner if it is shorter than the job's own (check C042), and zero otherwise.
+    /// Returns the runner's timeout if it is shorter than the job's (check C042), and zero otherwise.
     fn effective_timeout(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
         let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
         self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));
@@ -228,7 +229,6 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the maximum number of attempts to fetch the job's secrets.
 pub(super) fn secrets_attempts(variables: &Variables) -> u32 {
     Reader { variables, warnings: Vec::new() }.attempts(SECRETS_ATTEMPTS)
 }
@@ -238,7 +238,6 @@ pub(super) fn retry_wait_ms(flags: &Flags) -> (u64, u64) {
     if flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY") { (5_000, 300_000) } else { (1_000, 5_000) }
 }
 
-/// Returns the timeout of the whole job.
 pub(crate) fn job_timeout(payload: &JobPayload) -> Duration {
     match u64::try_from(payload.runner_info.timeout) {
         Ok(seconds) if seconds > 0 => Duration::from_secs(seconds).min(MAX_WAIT),

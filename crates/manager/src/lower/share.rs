@@ -14,7 +14,8 @@ use super::protection;
 use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
-/// Variables by which a job requests CPU. The first variable that is set is used. gitlab-runner's Kubernetes executor uses the second.
+/// Variables by which a job requests CPU.
+/// The first variable that is set is used. gitlab-runner's Kubernetes executor uses the second.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 /// Variables by which a job requests memory. The first variable that is set is used.
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
@@ -22,7 +23,8 @@ const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"]
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
 /// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
-/// Number of hexadecimal digits of the hash of the runner's key in the name of a sticky context. The digits keep runners that share a machine apart.
+/// Number of hexadecimal digits of the hash of the runner's key in the name of a sticky context.
+/// The digits keep runners that share a machine apart.
 const RUNNER_DIGITS: usize = 12;
 
 fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
@@ -59,7 +61,8 @@ fn request_without_resume(payload: &JobPayload, runner: &RunnerSettings) -> Envi
     }
 }
 
-/// Returns the warnings about resource requests that are invalid. They matter only if jobs share machines.
+/// Returns the warnings about resource requests that are invalid.
+/// They matter only if jobs share machines.
 pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String> {
     if context.share.is_none() {
         return Vec::new();
@@ -81,8 +84,8 @@ pub(super) fn cgroup(context: &JobContext) -> Option<String> {
     (context.runner.use_slot_cgroups || share.measured).then(|| slot_cgroup(context, share, None))
 }
 
-/// Returns the slot's cgroup for containers, named by `template`, or else by the runner's template. `None` if containers do not use
-/// the slot's cgroup.
+/// Returns the slot's cgroup for containers, named by `template`, or else by the runner's template.
+/// `None` if containers do not use the slot's cgroup.
 pub(super) fn container_cgroup(context: &JobContext, template: Option<&str>) -> Option<String> {
     let share = context.share.as_ref().filter(|_| context.runner.use_slot_cgroups)?;
     Some(slot_cgroup(context, share, template))
@@ -113,7 +116,7 @@ pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Opti
     })
 }
 
-/// Returns the name of the sticky context that the jobs of one runner, project and protection level share.
+/// Returns the name of the sticky context of a runner, project and protection level.
 pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);

@@ -22,8 +22,8 @@ fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     Flags::resolve(payload, runner).is_on(FLAG)
 }
 
-/// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one. `success` is the result
-/// of the job.
+/// Returns the owner of the environment that the job suspends at its end.
+/// `None` if it does not suspend one. `success` is the result of the job.
 pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
     let is_requested = if success { options.suspend_on_success } else { options.suspend_on_failure };
@@ -42,7 +42,7 @@ pub(crate) enum SuspendUnsupported {
     /// The runner has no ID, but the keys of environments must contain it.
     #[error("the runner has no numeric `id` in its configuration")]
     RunnerId,
-    /// The protection level of the job's ref is unknown, although the owner of an environment depends on it.
+    /// The protection level of the job's ref is unknown. The owner of an environment depends on it.
     #[error("the coordinator does not report whether the job's ref is protected")]
     Protection,
 }
@@ -61,7 +61,7 @@ pub(crate) enum ResumeRefused {
     NoName,
 }
 
-/// Returns the owner of the environments that jobs of the same project and protection level suspend and resume.
+/// Returns the owner of suspended environments of the job's project and protection level.
 ///
 /// # Errors
 /// [`SuspendUnsupported`] if such jobs cannot suspend environments.

@@ -13,16 +13,14 @@ use super::paths::Paths;
 use super::settings::job_timeout;
 use super::{Certificates, JobContext, LowerError, MAX_EXPANDED_BYTES};
 
-/// Names of the file variables that contain certificates.
+// Names of the file variables that contain certificates.
 const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
 const TLS_CERTIFICATE: &str = "CI_SERVER_TLS_CERT_FILE";
 const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
 
-/// The joined and expanded variables.
 #[derive(Debug)]
 pub(super) struct Variables {
     list: Vec<Variable>,
-    /// Index of each variable in the list.
     indexes: HashMap<String, usize>,
     temp_dir: String,
     /// Number of bytes that further expansions may produce. `None` if the limit is exceeded.
@@ -97,7 +95,8 @@ impl Variables {
         self.indexes = indexes.collect();
     }
 
-    /// Adds the coordinator's certificates, for the job's own calls. The private key is not available to services.
+    /// Adds the coordinator's certificates, for the job's own calls.
+    /// The private key is not available to services.
     fn certificates(&mut self, certificates: &Certificates) {
         let all = [
             (TLS_CA, &certificates.ca, true),
@@ -149,7 +148,8 @@ impl Variables {
         Some(self.list.get(*self.indexes.get(name)?)?.value.clone())
     }
 
-    /// Returns all variables with their values in the job. For a file variable, that is the path of the file.
+    /// Returns all variables with their values in the job.
+    /// For a file variable, that is the path of the file.
     pub(super) fn resolved(&self) -> impl Iterator<Item = (&Variable, String)> {
         self.list.iter().map(|variable| {
             let path = || format!("{}/{}", self.temp_dir, variable.key);

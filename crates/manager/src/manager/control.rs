@@ -7,7 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerStats;
 
-/// Maximum number of commands in the queue. The manager handles each one immediately, so the queue stays short.
+/// Maximum number of commands in the queue.
+/// The manager handles each one immediately, so the queue stays short.
 const MAX_COMMANDS: usize = 16;
 
 /// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.
@@ -22,7 +23,8 @@ pub enum ControlCommand {
     Drain,
     /// Request no more jobs, cancel running jobs, report them, and exit.
     Abort,
-    /// Request no more jobs and exit without waiting: running jobs continue at their agents, and the next start restores them.
+    /// Request no more jobs and exit without waiting for running jobs.
+    /// The jobs continue at their agents, and the next start restores them.
     Leave,
     /// Send the current statistics.
     DumpState(oneshot::Sender<ManagerStats>),
@@ -41,7 +43,8 @@ pub struct ManagerStats {
     pub runners: Vec<RunnerStats>,
 }
 
-/// Sends commands to a manager. Clones control the same manager. If all are dropped, the manager continues to run.
+/// Sends commands to a manager.
+/// Clones control the same manager. If all are dropped, the manager continues to run.
 #[derive(Debug, Clone)]
 pub struct Control(mpsc::Sender<ControlCommand>);
 
@@ -53,7 +56,7 @@ impl Control {
         (Self(sender), receiver)
     }
 
-    /// Returns the current statistics. `None` if the manager has ended, or does not answer because it is deleting its instances.
+    /// Returns the current statistics. `None` if the manager has ended or does not answer in time.
     pub async fn stats(&self) -> Option<ManagerStats> {
         // Half of the queue is reserved for other commands, so that unanswered requests for statistics do not block them.
         if self.0.capacity() <= MAX_COMMANDS / 2 {
@@ -84,6 +87,6 @@ mod tests {
             assert_eq!(control.stats().await, None);
         }
         let sent = tokio::time::timeout(STATS_TIMEOUT, control.send(ControlCommand::Abort)).await;
-        assert!(sent.is_ok(), "requests for statistics filled the queue");
+        assert!(sent.is_ok(), "requests for statistics must not fill the queue");
     }
 }

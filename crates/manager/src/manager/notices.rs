@@ -5,7 +5,6 @@ use muster_runner_api::client::ClientError;
 
 use crate::admission::Notice;
 
-/// Logs a notice about the runner's job requests.
 pub(super) fn log_poll_result(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
     let (name, url) = (runner.name.as_str(), runner.url.as_str());
     let remedy = match error {

@@ -15,7 +15,6 @@ pub struct RunLimits {
     pub idle: Option<Duration>,
 }
 
-/// Tracks the manager's progress towards its run limits.
 #[derive(Debug)]
 pub(super) struct RunLimitTracker {
     run_limits: RunLimits,
@@ -29,7 +28,6 @@ impl RunLimitTracker {
         Self { run_limits, received: 0, idle_since: Instant::now() }
     }
 
-    /// Counts a received job.
     pub(super) fn record_job(&mut self) {
         self.received = self.received.saturating_add(1);
     }
@@ -39,7 +37,6 @@ impl RunLimitTracker {
         self.idle_since = Instant::now();
     }
 
-    /// Returns the number of jobs that may still be received.
     pub(super) fn remaining_jobs(&self) -> usize {
         self.run_limits.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.received))
     }

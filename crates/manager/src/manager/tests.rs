@@ -8,7 +8,6 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// An executor without any environment.
 struct NoCapacity;
 
 #[async_trait]
@@ -38,7 +37,7 @@ async fn instances_get_remaining_shutdown_timeout() {
     tokio::time::pause();
     manager.handle_command(ControlCommand::Drain);
     tokio::time::advance(Duration::from_secs(100)).await;
-    assert_eq!(remaining_s(&manager), 30, "the drain used up the timeout");
+    assert_eq!(remaining_s(&manager), 30, "a drain must not use up the timeout");
     manager.handle_command(ControlCommand::Abort);
     tokio::time::advance(Duration::from_secs(12)).await;
     manager.handle_command(ControlCommand::Abort);

@@ -2,8 +2,9 @@
 
 use memchr::memmem;
 
-/// The manager's own stages, in order. `health` runs in parallel with the agent's stages: while an agent has the job, the manager follows
-/// its log, reports its state to the coordinator, and measures its usage.
+/// The manager's own stages, in order.
+/// `health` runs in parallel with the agent's stages: while an agent has the job, the manager follows its log, reports its state to the
+/// coordinator, and measures its usage.
 pub(super) mod manager_stage {
     pub(in crate::observe) const RETRIEVAL: &str = "retrieval";
     pub(in crate::observe) const PRE_CHECKS: &str = "pre_checks";
@@ -38,8 +39,8 @@ const MAX_MARKER_BYTES: usize = 96;
 /// Maximum number of markers that are checked in one piece of the log, from its end.
 const MAX_MARKERS: usize = 16;
 
-/// Returns the stage with this name. Unknown steps of users become `step_script`, because the stage is a label of metrics. `None` means
-/// that the section is not a stage.
+/// Returns the stage with this name.
+/// Unknown steps of users become `step_script`, because the stage is a label of metrics. `None` means that the section is not a stage.
 pub(super) fn stage_name(name: &str) -> Option<&'static str> {
     let known = STAGES.iter().copied().find(|stage| *stage == name);
     known.or_else(|| name.starts_with("step_").then_some("step_script"))

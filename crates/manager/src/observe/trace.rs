@@ -26,7 +26,6 @@ impl JobTrace {
     }
 }
 
-/// Returns the trace that the coordinator requests.
 fn requested(observer: &Observer, payload: &JobPayload) -> Option<RequestedTrace> {
     let tracing = payload.features.tracing.as_ref()?;
     let ids = TraceId::parse(&tracing.trace_id).zip(SpanId::parse(&tracing.span_parent_id));
@@ -103,7 +102,6 @@ fn step_usage_attributes(used: StepUsage) -> Vec<(&'static str, Attribute)> {
     ])
 }
 
-/// Returns the known values as attributes.
 fn numbers(values: [(&'static str, Option<u64>); 6]) -> Vec<(&'static str, Attribute)> {
     let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
     values.into_iter().filter_map(|(name, value)| Some((name, number(value?)))).collect()

@@ -24,13 +24,12 @@ const TRACEPARENT: &str = "TRACEPARENT";
 /// State of a job that was cleaned up without a result, because the coordinator no longer expected one.
 const JOB_GONE: &str = "gone";
 
-/// Observation of one job.
 pub(crate) struct JobWatch {
     telemetry: Arc<Telemetry>,
     runner: Arc<RunnerSettings>,
     record: JobRecord,
     recovered: bool,
-    /// Whether stage durations are exported for each runner.
+    /// Whether stage durations are also exported in series of this runner.
     exports_stages: bool,
     trace: JobTrace,
     attributes: Vec<(&'static str, Attribute)>,
@@ -110,7 +109,8 @@ impl JobWatch {
         })
     }
 
-    /// Returns the variable with which the job's tools join the distributed trace of the job. `None` if the job is not traced.
+    /// Returns the variable with which the job's tools join the distributed trace of the job.
+    /// `None` if the job is not traced.
     pub(crate) fn traceparent(&self) -> Option<Variable> {
         let context = self.trace.context?;
         Some(Variable::public(TRACEPARENT, context.traceparent()))
@@ -157,7 +157,6 @@ impl JobWatch {
         self.progress.lock().stage.0 = manager_stage::HEALTH;
     }
 
-    /// Records a piece of the job's log.
     pub(crate) fn log(&self, piece: &[u8]) {
         if let Some(stage) = self.progress.lock().markers.feed(piece) {
             self.record.set_stage(stage);
@@ -179,7 +178,7 @@ impl JobWatch {
         self.record.entry().set_trace_pending(was_pending, 0);
     }
 
-    /// Counts a failed upload that is repeated.
+    /// Counts a failed call that is repeated.
     pub(crate) fn repeated(&self) {
         self.record.entry().report_retried();
     }
@@ -206,7 +205,6 @@ impl JobWatch {
         self.end(&mut progress, reason, exit_code, stages);
     }
 
-    /// Records that the manager ended the job itself.
     pub(crate) fn ended_by_manager(&self, reason: FailureReason, exit_code: Option<i32>) {
         self.end(&mut self.progress.lock(), Some(reason.as_str()), exit_code.map(i64::from), Vec::new());
     }
@@ -241,14 +239,12 @@ impl JobWatch {
         self.enter_stage(&mut progress, manager_stage::CLEANUP);
     }
 
-    /// Records that the job was cleaned up.
     pub(crate) fn cleaned(&self) {
         let mut progress = self.progress.lock();
         self.enter_stage(&mut progress, "");
         progress.cleaned = true;
     }
 
-    /// Ends the manager's current stage and begins the next one.
     fn enter_stage(&self, progress: &mut Progress, next: &'static str) {
         let now = unix_now_ms();
         let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));
@@ -345,7 +341,8 @@ fn job_facts(payload: &JobPayload, mode: ExecutionMode, age: Duration) -> JobFac
     }
 }
 
-/// Logs a job that was added, with the fields by which operators search for it. The names of the fields are gitlab-runner's.
+/// Logs a job that was added, with the fields by which operators search for it.
+/// The names of the fields are gitlab-runner's.
 fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
     let (info, labels) = (&payload.job_info, labels(runner));
     let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
@@ -372,8 +369,8 @@ fn job_url(payload: &JobPayload) -> String {
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
 }
 
-/// Returns whether stage durations of the runner's jobs are exported. Operators enable this with a feature flag, because the
-/// additional metrics use memory.
+/// Returns whether stage durations are also exported in series of this runner.
+/// Operators enable this with a feature flag, because the additional metrics use memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
 }

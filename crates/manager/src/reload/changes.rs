@@ -4,7 +4,6 @@ use muster_config::schema::{Entry, Key, Reload, schema};
 use muster_config::tree::{Node, Table, Value};
 use muster_config::{self, Config, Runner};
 
-/// Differences between two configurations.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     /// Description of each difference, one phrase each.

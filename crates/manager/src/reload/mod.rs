@@ -21,7 +21,8 @@ use muster_config::settings::Settings;
 use muster_config::{self, Config, HostFacts, Loaded, Problem, SettingsContext};
 use stamp::{Digest, Stamp};
 
-/// Time between two checks of the file. The file is polled because no system event covers network file systems and replaced links.
+/// Time between two checks of the file.
+/// The file is polled because no system event covers network file systems and replaced links.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Time after which a file that is being written is checked again, until it is stable.
 const STABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -50,7 +51,6 @@ pub enum Reload {
 }
 
 impl Reload {
-    /// Adds a problem, if there is one.
     fn with_problem(mut self, problem: Option<Problem>) -> Self {
         if let Self::Applied { problems, .. } | Self::Invalid { problems } = &mut self {
             problems.extend(problem);
@@ -73,7 +73,7 @@ pub struct ConfigWatch {
 }
 
 impl ConfigWatch {
-    /// Reads the file for the first time. A missing file yields an empty configuration and a problem that reports it.
+    /// Reads the file for the first time. The result also describes a missing or invalid file.
     #[must_use]
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
         let mut watch = Self { path, context, current: None, stamp: None, digest: None, policies: Vec::new() };
@@ -91,8 +91,8 @@ impl ConfigWatch {
         self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()
     }
 
-    /// Waits until the content of the file changes, or one of its step policies. Cancel-safe: a change that was not returned is returned by
-    /// the next call.
+    /// Waits until the content of the file changes, or one of its step policies.
+    /// Cancel-safe: a change that was not returned is returned by the next call.
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -147,7 +147,8 @@ impl ConfigWatch {
         HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
-    /// Reads the file. The caller must have computed `digest` before, so that a later check notices a change in between.
+    /// Reads the file.
+    /// The caller must have computed `digest` before, so that a later check notices a change in between.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;

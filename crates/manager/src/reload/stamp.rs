@@ -40,8 +40,9 @@ impl Stamp {
     }
 }
 
-/// Returns the digest of the content. `None` if the content cannot be read. `None` differs from every digest, so a file that becomes
-/// unreadable counts as changed, and reading it then reports the error.
+/// Returns the digest of the content.
+/// `None` if the content cannot be read. `None` differs from every digest, so a file that becomes unreadable counts as changed, and reading
+/// it then reports the error.
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
     // A file that is too large is rejected by its reader because of its size, not its content.

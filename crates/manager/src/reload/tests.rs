@@ -79,7 +79,7 @@ async fn invalid_file_is_reported_once_and_fixed_one_is_used() {
     let Reload::Invalid { problems } = next(&mut watch).await else { panic!("an invalid file was accepted") };
     assert_eq!(problems[0].severity, muster_config::Severity::Fatal);
     assert_no_change(&mut watch).await;
-    assert_eq!(watch.settings().concurrent, 2, "the previous settings did not remain in effect");
+    assert_eq!(watch.settings().concurrent, 2, "the previous settings must remain in effect");
     std::fs::write(&path, config(3)).unwrap();
     assert_eq!(applied(&mut watch).await.1, ["concurrent: 2 -> 3"]);
 }
@@ -93,7 +93,7 @@ async fn missing_file_is_reported_once_and_settings_are_kept() {
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(next(&mut watch).await, Reload::Missing));
     assert_no_change(&mut watch).await;
-    assert!(matches!(watch.reload(), Reload::Missing), "SIGHUP did not report the missing file");
+    assert!(matches!(watch.reload(), Reload::Missing), "SIGHUP must report the missing file");
     assert_eq!(watch.settings().runners.len(), 1);
     std::fs::write(&path, config(2)).unwrap();
     assert_no_change(&mut watch).await;

@@ -29,11 +29,10 @@ use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 
-/// Result of one request.
 pub(crate) enum PollResult {
     /// A job, which is already stored.
     Job(Box<StoredJob>),
-    /// No job. `changed` is true if the coordinator's queue has changed since the version that the request sent.
+    /// No job. `changed` is true if the queue has another version than the request sent.
     Empty { changed: bool },
     /// A job that already has an actor.
     Duplicate,
@@ -41,8 +40,8 @@ pub(crate) enum PollResult {
     Canceled,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's own state cannot be written. If the request brought a new job, the manager tried to report it
-    /// as failed.
+    /// The manager's own state cannot be written.
+    /// If the request brought a new job, the manager tried to report it as failed.
     Store(StoreError),
 }
 
@@ -65,7 +64,6 @@ impl PollResult {
     }
 }
 
-/// A completed request.
 pub(crate) struct CompletedPoll {
     pub(crate) poll: PollId,
     /// Settings with which the request was sent.
@@ -77,19 +75,17 @@ pub(crate) struct CompletedPoll {
     pub(crate) is_repeatable: bool,
 }
 
-/// A request in flight.
 struct InFlightPoll {
     poll: PollId,
     runner: Arc<RunnerSettings>,
     client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after which canceling an unanswered request loses no job: by then, GitLab's front end (Workhorse) holds the request, or the
-    /// coordinator has abandoned it.
+    /// Time after which canceling an unanswered request loses no job.
+    /// By then, GitLab's front end (Workhorse) holds the request, or the coordinator has abandoned it.
     held_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
-    /// Counts the request as open.
     _open: OpenRequest,
 }
 
@@ -100,8 +96,9 @@ struct Lanes {
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost. The answer may have been a job, which only a request with the same key returns. These lanes are used
-    /// first. If lanes were used in numerical order, these might have to wait until the held requests of lower lanes end.
+    /// Lanes whose last answer was lost.
+    /// The answer may have been a job, which only a request with the same key returns. These lanes are used first. If lanes were used in
+    /// numerical order, these might have to wait until the held requests of lower lanes end.
     unconfirmed: BTreeSet<u32>,
     /// Version of the coordinator's queue. It is not stored.
     last_update: Arc<Mutex<String>>,
@@ -110,14 +107,12 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Returns the lane of the next request.
     fn next(&self) -> u32 {
         let mut candidates = self.unconfirmed.iter().copied().chain(0..u32::MAX);
         candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
     }
 }
 
-/// All requests in flight.
 pub(crate) struct Requests {
     store: Arc<Store>,
     observer: Arc<Observer>,
@@ -129,7 +124,8 @@ pub(crate) struct Requests {
     answer_timeout: Duration,
     tasks: JoinSet<PollResult>,
     in_flight: HashMap<Id, InFlightPoll>,
-    /// Reference count of the requests whose jobs cannot be stored at the moment. Each of them holds a clone.
+    /// Reference count of the requests whose jobs cannot be stored at the moment.
+    /// Each of them holds a clone.
     waiting: Arc<()>,
 }
 
@@ -149,7 +145,8 @@ impl Requests {
         }
     }
 
-    /// Applies settings. Requests in flight continue with their own settings, and so does a job that one of them brings.
+    /// Applies settings.
+    /// Requests in flight continue with their own settings, and so does a job that one of them brings.
     pub(crate) fn configure(
         &mut self,
         Settings { runners, connection_max_age: age, min_hold, answer_timeout, .. }: &Settings,
@@ -181,7 +178,6 @@ impl Requests {
         }
     }
 
-    /// Sends one request of `runner`.
     pub(crate) fn start(&mut self, poll: PollId, runner: &RunnerKey) {
         let Some(lanes) = self.runners.get_mut(runner) else { return };
         let lane = lanes.next();
@@ -297,8 +293,9 @@ struct Request {
 }
 
 impl Request {
-    /// Sends the request. If it returns a job, stores the job before anything uses it (R1). A cancellation ends the wait for the answer, but
-    /// never interrupts the write.
+    /// Sends the request.
+    /// If it returns a job, stores the job before anything uses it (R1). A cancellation ends the wait for the answer, but never interrupts
+    /// the write.
     async fn send(self, client: &Client) -> PollResult {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
@@ -339,7 +336,8 @@ impl Request {
         }
     }
 
-    /// Waits until the request is canceled and dropping it cannot lose a job: it was not sent, or the coordinator has had it long enough.
+    /// Waits until the request is canceled and dropping it cannot lose a job.
+    /// The request was then not sent, or the coordinator has had it long enough.
     ///
     /// An answer that has begun is read to its end, since it may bring a job. If it breaks off and the request is sent again, the wait restarts.
     async fn wait_droppable(&self) {

@@ -85,7 +85,6 @@ async fn report_unstorable(client: &Client, payload: &JobPayload, error: &StoreE
     }
 }
 
-/// Sends the whole trace.
 async fn send_trace(client: &Client, payload: &JobPayload, text: &str) -> Result<(), ClientError> {
     let mut backoff = Backoff::new(Policy::SHORT);
     loop {

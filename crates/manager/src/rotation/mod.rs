@@ -33,14 +33,15 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Backoff between attempts. The first attempt is made when a quarter of the token's lifetime is left, or later if the manager did not run.
+/// Backoff between attempts.
+/// The first attempt is made when a quarter of the token's lifetime is left, or later if the manager did not run.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
 /// Minimum time between two resets, for a coordinator whose tokens expire at once.
 const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of renewed tokens whose metric series are retained.
 const MAX_SERIES: usize = 50;
-/// Maximum time that the exit of the process waits for a reset in progress, whose token must not be lost.
+/// Maximum time that the exit of the process waits for a reset in progress.
 const RESET_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// New tokens that are not in the file yet, by the token that is still in the file.
@@ -117,7 +118,7 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Returns settings that were just read from the file, with the renewed tokens that could not be saved there yet.
+    /// Returns settings from the file with the renewed tokens that are not saved there yet.
     ///
     /// From now on the tokens in these settings are kept valid.
     #[must_use]
@@ -127,7 +128,8 @@ impl Rotation {
         settings
     }
 
-    /// Waits until a token was renewed. The caller must then read the file again. Cancel-safe.
+    /// Waits until a token was renewed, or a renewed token was saved.
+    /// The caller must then read the file again. Cancel-safe.
     pub async fn changed(&mut self) {
         if self.changed.recv().await.is_none() {
             std::future::pending::<()>().await;
@@ -151,7 +153,6 @@ impl Rotation {
     }
 }
 
-/// The background task.
 struct RotationTask {
     path: PathBuf,
     clock: Arc<dyn WallClock>,
@@ -159,7 +160,6 @@ struct RotationTask {
     renewed: Renewed,
     /// Time before which no reset is requested.
     not_before: SystemTime,
-    /// Attempts by token.
     attempts: HashMap<String, RetryState>,
     /// Runners whose new token is not in the file yet, by the token that is still in the file.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,

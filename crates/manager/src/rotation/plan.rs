@@ -8,7 +8,6 @@ use muster_job::short_token;
 
 const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 
-/// A step of the rotation.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Renew the token of this runner, because its renewal time has come.
@@ -18,7 +17,6 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Returns the token of the step.
     pub(super) fn token(&self) -> &str {
         match self {
             Self::Renew(runner) => runner.token.expose(),
@@ -27,7 +25,8 @@ impl Step {
     }
 }
 
-/// Returns when the token is renewed: after three quarters of its lifetime, or at once if the start of the lifetime is unknown.
+/// Returns when the token is renewed: after three quarters of its lifetime.
+/// If the start of the lifetime is unknown, at once.
 ///
 /// `None` means that the token does not expire.
 pub(super) fn renewal_time(runner: &RunnerSettings) -> Option<SystemTime> {
@@ -98,7 +97,7 @@ mod tests {
         assert_eq!(
             hours(renewal_time(&runner(Some(500), Some(100)))),
             Some(0),
-            "the token expires before it was obtained"
+            "a token that expires before it was obtained has an unknown lifetime"
         );
     }
 }

@@ -129,7 +129,8 @@ impl RotationTask {
         .await
     }
 
-    /// Replaces `origin` with the new token in every entry that has it. These entries belong to one runner (check C025).
+    /// Replaces `origin` with the new token in every entry that has it.
+    /// These entries belong to one runner (check C025).
     ///
     /// # Errors
     /// The reason why the token was not saved. `None` means that the file no longer has such an entry. This case is logged.

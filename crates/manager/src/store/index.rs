@@ -15,11 +15,13 @@ use super::record::{Content, Lane, Record, RecordHeader, VERSION};
 use super::{JobRunId, StoreError, StoredJob};
 use crate::state::JobState;
 
-/// Sizes in bytes below which the file is not compacted. The first applies while jobs exist, the second without jobs.
+/// Sizes in bytes below which the file is not compacted.
+/// The first applies while jobs exist, the second without jobs.
 ///
 /// Without jobs the size is smaller, because the file then holds only the tokens of ended jobs, which should not remain on disk.
 const MIN_COMPACTION_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
-/// The file is compacted when it is this many times as long as its live lines. A live line is the latest about its job, runner or lane.
+/// The file is compacted when it is this many times as long as its live lines.
+/// A live line is the latest about its job, runner or lane.
 const GARBAGE_RATIO: u64 = 4;
 
 /// The file and the positions of its live lines.
@@ -188,7 +190,8 @@ impl StateIndex {
         self.log.handle().map_err(|source| self.failed(source))
     }
 
-    /// Returns a compactor of the file, for another thread. `None` if the file is too small, or not enough of it is obsolete.
+    /// Returns a compactor of the file, for another thread.
+    /// `None` if the file is too small, or not enough of it is obsolete.
     pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
         // Drops the settings of runners without a job. If such a runner gets a job, its settings are stored again.

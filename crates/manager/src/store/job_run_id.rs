@@ -62,7 +62,7 @@ mod tests {
         let job = JobRunId::new(JobId(100_000), &url);
         let run = |token: &str| job.agent_run_prefix(token);
         assert_ne!(run("of the first run"), run("of the second run"));
-        assert_eq!(run("of the first run"), run("of the first run"), "the ID differs for the same token");
+        assert_eq!(run("of the first run"), run("of the first run"), "the same token gives the same ID");
         assert!(!run("of the first run").contains("first"));
     }
 }

@@ -19,7 +19,6 @@ const HEAD_BYTES: usize = 9;
 /// Default limit on the size of the file. Compaction keeps the file far below it.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Position of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LineSpan {
     offset: u64,
@@ -49,18 +48,17 @@ pub(super) struct OffsetMap {
     tail_to: u64,
 }
 
-/// The file.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
     file: File,
     end: u64,
-    /// Maximum size of the file in bytes.
     limit: Arc<AtomicU64>,
 }
 
 impl Log {
-    /// Opens the file and passes each valid line to `read`. Creates a missing file with `first` as its first line.
+    /// Opens the file and passes each valid line to `read`.
+    /// Creates a missing file with `first` as its first line.
     pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(LineSpan, &str)) -> io::Result<Self> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, first)?,
@@ -102,12 +100,12 @@ impl Log {
         Arc::clone(&self.limit)
     }
 
-    /// Returns the size of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.end
     }
 
-    /// Checks that the file still has a name. A removed file that is still open accepts lines, but no later start would read them.
+    /// Checks that the file still has a name.
+    /// A removed file that is still open accepts lines, but no later start would read them.
     ///
     /// # Errors
     /// The system's error, or the information that the file was removed.
@@ -170,7 +168,7 @@ impl Log {
     }
 }
 
-/// Copies the valid lines of a file, in another thread.
+/// Copies the live lines of a file, in another thread.
 #[derive(Debug)]
 pub(super) struct Compactor {
     file: File,

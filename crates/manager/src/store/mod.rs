@@ -1,7 +1,7 @@
 //! `state.log`: the manager's durable state. It has one writer, this process; a lock file excludes a second manager.
 //!
 //! A job needs only a few lines, and only a handful of jobs exist at a time. The state is therefore a file of lines, each written by one
-//! call. With a database, storing took 40 % of the time that the manager spent on a job.
+//! call.
 //!
 //! A written line survives the death of any process, and is on disk within a second. After a loss of power, the lines of the last second may be
 //! missing. The coordinator's accept timeout and the agent's spool then show what has become of these jobs.
@@ -40,9 +40,10 @@ use sync::SyncTask;
 /// Name of the lock file, which the manager that uses the directory holds.
 const LOCK: &str = "manager.lock";
 
-/// Time to wait for the lock. A child process that a killed manager was just starting may still hold a copy of it.
+/// Time to wait for the lock.
+/// A child process that a killed manager was just starting may still hold a copy of it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time between two attempts to get the lock. The end of that child process cannot be observed.
+/// Time between two attempts to get the lock.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Errors of the manager's state.
@@ -145,7 +146,8 @@ impl Store {
         directory.join(LOCK).try_exists()
     }
 
-    /// Opens `<directory>/state.log` and creates it if necessary. A new directory is accessible to its owner only.
+    /// Opens `<directory>/state.log` and creates it if necessary.
+    /// A new directory is accessible to its owner only.
     ///
     /// # Errors
     /// [`StoreError`] if another manager uses the directory, or the file cannot be read.
@@ -172,7 +174,8 @@ impl Store {
         })
     }
 
-    /// Returns the limit on the file's size in bytes, which may be changed at any time. Beyond it nothing is stored, as on a full disk.
+    /// Returns the limit on the file's size in bytes, which may be changed at any time.
+    /// Beyond it nothing is stored, as on a full disk.
     #[must_use]
     pub fn limit(&self) -> Arc<AtomicU64> {
         self.index.lock().limit()
@@ -194,8 +197,8 @@ impl Store {
         self.index.lock().job(run, runner)
     }
 
-    /// Returns the idempotency key with which a lane of `runner` requests jobs. The key of a lane changes only when
-    /// the lane gets a job.
+    /// Returns the idempotency key with which a lane of `runner` requests jobs.
+    /// The key of a lane changes only when the lane gets a job.
     ///
     /// # Errors
     /// [`StoreError`] if a new key cannot be stored.
@@ -216,8 +219,8 @@ impl Store {
         }
     }
 
-    /// Stores a job of `runner` before anything is done with it (R1), together with a new key of its lane. After a crash, either both are
-    /// stored or neither.
+    /// Stores a job of `runner` before anything is done with it (R1), together with a new key of its lane.
+    /// After a crash, either both are stored or neither.
     ///
     /// Returns `None` if the job was stored before: it has its actor, and this answer is a duplicate.
     ///
@@ -305,7 +308,6 @@ impl Store {
     }
 }
 
-/// Returns a new idempotency key.
 fn new_key() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }

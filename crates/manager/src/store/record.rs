@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::JobRunId;
 use crate::state::JobState;
 
-/// Version of the format.
 pub(super) const VERSION: u32 = 1;
 
 /// A line to write.
@@ -36,7 +35,7 @@ pub(super) enum Record<'a> {
     Removed { run: &'a JobRunId },
 }
 
-/// One of the simultaneous job requests of a runner, with the idempotency key of its next request.
+/// A long-poll slot of a runner, with the idempotency key of its next request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Lane {
     pub(super) runner: RunnerKey,

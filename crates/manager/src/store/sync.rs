@@ -13,7 +13,6 @@ use super::record::{Record, VERSION};
 /// Time between two syncs. A power failure loses at most the lines that were written in this time.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The task that syncs and compacts.
 #[derive(Debug, Default)]
 pub(super) struct SyncTask(Mutex<Option<JoinHandle<()>>>);
 

@@ -38,16 +38,19 @@ async fn job_is_stored_once_and_lane_gets_new_key() {
     let store = Store::open(home.path()).await.unwrap();
     let (one, two) = (runner("http://one"), runner("http://two"));
     let key = store.lane_key(&one.key, 0).unwrap();
-    assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the key changed before a job arrived");
+    assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the key must not change before a job arrives");
     let of_two = store.lane_key(&two.key, 0).unwrap();
-    assert_ne!(of_two, key, "two runners share a lane");
+    assert_ne!(of_two, key, "each runner has its own lanes");
     assert!(store.insert_job(&one, 0, payload(7)).unwrap().is_some());
     assert_ne!(store.lane_key(&one.key, 0).unwrap(), key);
     assert_eq!(store.lane_key(&two.key, 0).unwrap(), of_two);
     store.set_state(&run_id(&one, 7), &leased()).unwrap();
-    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a duplicate was stored");
+    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a duplicate is not stored");
     assert_eq!(store.job(&run_id(&one, 7), &one).unwrap().unwrap().state, leased());
-    assert!(store.insert_job(&two, 0, payload(7)).unwrap().is_some(), "another coordinator's job was not stored");
+    assert!(
+        store.insert_job(&two, 0, payload(7)).unwrap().is_some(),
+        "another coordinator's job with the same number is stored"
+    );
 }
 
 #[tokio::test]
@@ -74,7 +77,7 @@ async fn stored_jobs_are_restored_with_their_runner() {
     assert_eq!(store.jobs(), [stored(7, &old, first.received_ms), stored(9, &new, last.received_ms)]);
     assert_eq!(store.lane_key(&old.key, 1).unwrap(), key);
     let mode = std::fs::metadata(home.path().join("state.log")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o077, 0, "other users can read the tokens");
+    assert_eq!(mode & 0o077, 0, "other users must not read the tokens");
 }
 
 #[tokio::test]
@@ -98,7 +101,7 @@ async fn new_state_directory_is_private_and_existing_one_unchanged() {
     std::fs::create_dir(&shared).unwrap();
     std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o755)).unwrap();
     drop(Store::open(&shared).await.unwrap());
-    assert_eq!(mode(&shared), 0o755, "the mode of an existing directory was changed");
+    assert_eq!(mode(&shared), 0o755, "the mode of an existing directory must not change");
     for entry in std::fs::read_dir(&shared).unwrap() {
         assert_eq!(mode(&entry.unwrap().path()) & 0o077, 0);
     }
@@ -221,7 +224,7 @@ async fn compaction_keeps_content_during_writes() {
         if let Some(copied) = copied.filter(|_| random.random_bool(0.8)) {
             let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
             store.index.lock().replace_with(copied).unwrap();
-            // The length is the same if all written lines are still valid.
+            // The length is the same if all written lines are live.
             let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
             assert!(after <= before, "{after} > {before}");
         }
@@ -242,7 +245,7 @@ async fn compaction_keeps_content_during_writes() {
     let copied = compactor.copy(&index::encode(&Record::Version(record::VERSION)).unwrap()).unwrap();
     store.index.lock().replace_with(copied).unwrap();
     let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-    assert!(after < before, "the copy is not shorter: {after} >= {before}");
+    assert!(after < before, "the copy must be shorter: {after} >= {before}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -260,5 +263,5 @@ async fn sync_task_ends_when_nothing_is_written() {
     }
     assert!(!store.index.lock().unsynced);
     let short = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-    assert!(long > 64 * 1024 && short < 1024, "tokens of ended jobs were not removed: {long}, {short}");
+    assert!(long > 64 * 1024 && short < 1024, "tokens of ended jobs must be removed: {long}, {short}");
 }

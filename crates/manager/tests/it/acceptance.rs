@@ -55,7 +55,7 @@ async fn job_requeued_before_acceptance_is_never_started() {
     manager.ended().await.unwrap();
     assert_eq!(harness.agent.spool().started, Vec::<String>::new());
     let job = harness.coordinator.job(JOB).unwrap();
-    assert!(job.updates.is_empty() && job.trace.is_empty(), "the manager reported a requeued job: {job:?}");
+    assert!(job.updates.is_empty() && job.trace.is_empty(), "a requeued job must not be reported: {job:?}");
     harness.assert_no_jobs_stored().await;
 
     harness.coordinator.offer_again(JOB);

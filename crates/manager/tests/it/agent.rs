@@ -16,7 +16,6 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-/// One job at the agent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FakeJob {
     pub(crate) log: Vec<u8>,
@@ -80,12 +79,10 @@ impl FakeAgent {
         self.spool.send_modify(change);
     }
 
-    /// Writes output of a job.
     pub(crate) fn write(&self, id: &str, text: &str) {
         self.change(|spool| spool.jobs.get_mut(id).unwrap().log.extend_from_slice(text.as_bytes()));
     }
 
-    /// Ends a job.
     pub(crate) fn finish(&self, id: &str, outcome: Outcome) {
         self.finish_with(id, outcome, |_| {});
     }

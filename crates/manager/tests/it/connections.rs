@@ -24,7 +24,6 @@ use crate::harness::{Harness, JOB, RUN};
 /// Maximum time to wait for an event.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Returns the address of the harness's coordinator.
 fn coordinator_of(harness: &Harness) -> SocketAddr {
     harness.settings(|_| {}).runners[0].url.socket_addrs(|| None).unwrap()[0]
 }
@@ -43,7 +42,6 @@ impl PausedAnswer {
         self.0.send(true).unwrap();
     }
 
-    /// Breaks the connection.
     fn disconnect(self) {
         self.0.send(false).unwrap();
     }
@@ -89,7 +87,7 @@ async fn pause_job_answers(runner: TcpStream, server: TcpStream, paused_answers:
 }
 
 async fn next_paused_answer(paused_answers: &mut mpsc::UnboundedReceiver<PausedAnswer>) -> PausedAnswer {
-    tokio::time::timeout(WAIT_TIMEOUT, paused_answers.recv()).await.expect("no job was answered").unwrap()
+    tokio::time::timeout(WAIT_TIMEOUT, paused_answers.recv()).await.expect("no answer with a job arrived").unwrap()
 }
 
 #[tokio::test]
@@ -186,7 +184,6 @@ impl SlowTlsProxy {
         Settings { connection_max_age: ConnectionAge::NoReuse, ..settings }
     }
 
-    /// Waits for a connection attempt.
     async fn wait_for_connection(&mut self) {
         tokio::time::timeout(WAIT_TIMEOUT, self.attempts.recv()).await.expect("no connection attempt in time").unwrap();
     }

@@ -61,7 +61,7 @@ async fn long_log_arrives_completely_with_result_tree() {
     harness.agent.finish(RUN, Outcome::Success);
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.trace.len(), log.len());
-    assert!(job.text() == log, "the bytes differ");
+    assert!(job.text() == log, "the bytes must be equal");
     assert_eq!(job.updates.last().unwrap().result_tree.as_ref().unwrap()["name"], "job");
 }
 
@@ -98,7 +98,7 @@ async fn lost_agent_fails_job_with_one_message() {
     assert_eq!(text.matches("before\n").count(), 1, "{text}");
     assert_eq!(text.matches("ERROR: Job failed (system failure): the job's environment was lost").count(), 1, "{text}");
     let line = text.lines().find(|line| line.contains("environment was lost")).unwrap();
-    assert!(line.contains("; retry the job, or set `retry: "), "no advice follows the reason: {line}");
+    assert!(line.contains("; retry the job, or set `retry: "), "advice must follow the reason: {line}");
     let last = job.updates.last().unwrap();
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"));
     assert_eq!(last.output.bytesize, Some(job.trace.len() as u64));
@@ -142,7 +142,7 @@ async fn cancel_is_noticed_while_no_agent_responds() {
     harness.agent.restart();
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert!(harness.agent.spool().started.is_empty(), "a canceled job was started later");
+    assert!(harness.agent.spool().started.is_empty(), "a canceled job must not be started later");
 }
 
 #[tokio::test]

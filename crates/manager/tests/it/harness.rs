@@ -31,7 +31,6 @@ pub(crate) const JOB: JobId = JobId(7);
 /// ID of job [`JOB`] at the agent.
 pub(crate) const RUN: &str = "7-1";
 
-/// More slots than any test uses.
 const SLOTS: usize = 100;
 
 pub(crate) struct Harness {
@@ -45,7 +44,7 @@ pub(crate) struct Harness {
     pub(crate) capacity: watch::Sender<Capacity>,
 }
 
-/// A running manager. Dropping or killing it stops it between two instructions, like a process.
+/// A running manager. [`Self::kill`] stops it at any `await`, as the death of its process would.
 pub(crate) struct Running {
     pub(crate) control: Control,
     /// Limit on the size of its state in bytes.
@@ -142,7 +141,6 @@ impl Harness {
         self.assigned.borrow().clone()
     }
 
-    /// Waits until this number of slots was assigned.
     pub(crate) async fn wait_for_slots(&self, count: usize) {
         let mut assigned = self.assigned.subscribe();
         let assigned = assigned.wait_for(|assigned| assigned.len() >= count);
@@ -175,12 +173,11 @@ impl Harness {
         }
     }
 
-    /// Starts a manager with any settings on the same state and agent.
+    /// Starts a manager with these settings on the state directory and agent of the harness.
     pub(crate) async fn manager_with_settings(&self, settings: Settings) -> Running {
         self.manager_with_run_limits(settings, RunLimits::default()).await
     }
 
-    /// Starts a manager with limits on its run.
     pub(crate) async fn manager_with_run_limits(&self, settings: Settings, run_limits: RunLimits) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
@@ -208,7 +205,6 @@ impl Harness {
         }
     }
 
-    /// Waits until state.log contains `text`.
     pub(crate) async fn wait_for_state(&self, text: &str) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !std::fs::read_to_string(self.home.path().join("state.log")).unwrap().contains(text) {
@@ -222,7 +218,6 @@ impl Harness {
         assert_eq!(self.store().await.jobs(), []);
     }
 
-    /// Waits until the trace at the coordinator contains `text`.
     pub(crate) async fn wait_for_trace(&self, text: &str) -> Job {
         self.coordinator.wait_for(JOB, |job| job.text().contains(text)).await
     }

@@ -38,7 +38,6 @@ async fn two_in_flight(harness: &Harness) -> (Running, Settings) {
     (manager, settings)
 }
 
-/// Advances the manager's clock.
 async fn advance_clock(manager: &Running, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -68,7 +67,7 @@ async fn jobs_in_flight_run_after_capacity_fell() {
     manager.wait_for_main_loop().await;
     assign_two(&harness);
     finish(&harness, 1..=2).await;
-    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "more jobs are requested");
+    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "no more jobs may be requested");
 }
 
 #[tokio::test]
@@ -86,7 +85,7 @@ async fn job_beyond_reduced_concurrent_waits() {
     harness.agent.wait_for(|spool| spool.started.len() == 1).await;
     manager.wait_for(|stats| stats.waiting == 1).await;
     let first = harness.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
-    assert_eq!(harness.assigned_slots().len(), 1, "the waiting job got a slot");
+    assert_eq!(harness.assigned_slots().len(), 1, "the waiting job must not get a slot");
     finish(&harness, [first, 3 - first]).await;
     assert_eq!(harness.assigned_slots(), [0, 0]);
 }
@@ -166,7 +165,7 @@ async fn jobs_received_during_abort_are_retryable_failures() {
         assert!(job.text().contains("the runner manager was stopped before the job started"), "{}", job.text());
     }
     manager.ended().await.unwrap();
-    assert!(harness.agent.spool().started.is_empty(), "a job was started");
+    assert!(harness.agent.spool().started.is_empty(), "no job may be started");
     harness.assert_no_jobs_stored().await;
 }
 
@@ -242,7 +241,7 @@ async fn canceled_job_is_not_counted_as_waiting() {
     assert_eq!(
         harness.coordinator.job(waiting).unwrap().status,
         JobStatus::Canceling,
-        "the end of the job was reported"
+        "the end of the job must not be reported yet"
     );
     harness.coordinator.clear_faults();
     assert_eq!(harness.coordinator.wait_for_end(waiting).await.status, JobStatus::Canceled);

@@ -23,7 +23,7 @@ async fn job_without_agent_ends_after_prepare_timeout() {
     manager.drain().await;
     manager.ended().await.unwrap();
     harness.assert_no_jobs_stored().await;
-    assert!(harness.agent.spool().started.is_empty(), "a job was started");
+    assert!(harness.agent.spool().started.is_empty(), "no job may be started");
 }
 
 #[tokio::test]
@@ -59,6 +59,6 @@ async fn refused_report_is_retried_as_configured() {
     assert_eq!(
         harness.coordinator.job(JOB).unwrap().status,
         JobStatus::Running,
-        "the coordinator accepted a final update"
+        "the coordinator must not have accepted a final update"
     );
 }

@@ -172,7 +172,7 @@ async fn new_settings_add_and_remove_runners_without_losing_jobs() {
     assert_eq!(
         coordinators[0].memory.job(JobId(2)).unwrap().status,
         JobStatus::Pending,
-        "a job was requested for a removed runner"
+        "no job may be requested for a removed runner"
     );
     reload(settings(1, vec![coordinators[1].runner("b"), coordinators[0].runner("a")])).await;
     wait_started(&harness, 2).await;
@@ -196,7 +196,7 @@ async fn reduced_capacity_lets_jobs_end() {
     assert_eq!(
         manager.control.stats().await.unwrap().runners[0].requests,
         0,
-        "a job was requested without free capacity"
+        "no job may be requested without free capacity"
     );
     for id in 3..=5 {
         wait_started(&harness, id).await;

@@ -114,7 +114,11 @@ async fn token_is_renewed_at_three_quarters_of_its_life() {
         .replace("2026-11-01T00:00:00Z", "2026-11-04T03:00:00Z")
         .replace("2026-11-05T04:00:00Z", "2026-11-12T11:00:00Z");
     assert_eq!(fixture.text(), expected);
-    assert_eq!(fixture.advance_clock().await, at(75 + 150), "the next renewal is scheduled at a wrong time");
+    assert_eq!(
+        fixture.advance_clock().await,
+        at(75 + 150),
+        "the next renewal follows at three quarters of the new token's life"
+    );
     fixture.changed().await;
     assert!(fixture.is_valid_token("glrt-old-reset-2").await);
     assert!(fixture.has_metric("gitlab_runner_configuration_saved_total 2"));
@@ -151,7 +155,7 @@ async fn without_writable_file_token_is_reset_shortly_before_expiry() {
     assert_eq!(
         (token(&settings), fixture.text().as_str()),
         ("glrt-old-reset-1", CONFIG),
-        "the new token is not used from memory"
+        "the new token must be used from memory"
     );
     assert!(fixture.is_valid_token(token(&settings)).await);
     std::fs::remove_dir(lock).unwrap();
@@ -159,7 +163,7 @@ async fn without_writable_file_token_is_reset_shortly_before_expiry() {
     assert_eq!(token(&fixture.changed().await), "glrt-old-reset-1");
     assert!(
         fixture.text().contains("token = \"glrt-old-reset-1\""),
-        "the token was not saved when the file became writable again"
+        "the token must be saved once the file is writable again"
     );
 }
 
@@ -206,7 +210,7 @@ async fn stop_does_not_wait_for_locked_file() {
     drop(other);
     assert!(
         Client::new(&fixture.served.url).unwrap().request_job(&request("glrt-old"), &Progress::default()).await.is_ok(),
-        "the token was reset"
+        "the token must not be reset"
     );
 }
 

@@ -35,7 +35,7 @@ async fn unresponsive_agent_is_retried_with_same_slot() {
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert_eq!(harness.assigned_slots(), [0], "another slot was used, although the agent may have the job");
+    assert_eq!(harness.assigned_slots(), [0], "no other slot may be used, because the agent may have the job");
     assert_eq!(harness.agent.spool().started, ["7-1"]);
 }
 

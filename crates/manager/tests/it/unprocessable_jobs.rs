@@ -46,8 +46,8 @@ async fn manager_messages_mask_secrets() {
     assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the reported size is that of the masked trace");
 }
 
-/// Starts a manager, waits until it has two open job requests, and then sets the size limit of its state file to 0. Returns the manager and
-/// the previous limit.
+/// Starts a manager whose state can no longer be stored once it has two open job requests.
+/// Returns the manager and the previous size limit of its state file.
 async fn manager_with_full_disk(harness: &Harness) -> (Running, u64) {
     let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;

@@ -108,6 +108,6 @@ async fn unreported_job_is_restored_without_slot() {
     wait_reported(&harness, 1).await;
     harness.agent.finish("2-1", Outcome::Success);
     harness.coordinator.wait_for_end(JobId(2)).await;
-    assert_eq!(harness.agent.spool().started, ["1-1", "2-1"], "a job was started twice");
+    assert_eq!(harness.agent.spool().started, ["1-1", "2-1"], "each job is started once");
     drain(&harness, manager).await;
 }

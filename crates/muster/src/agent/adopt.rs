@@ -79,7 +79,7 @@ fn share(path: &Path) -> Result<()> {
     if mode.contains(SHARED) { Ok(()) } else { fchmod(&directory, mode | SHARED) }
 }
 
-/// Lets all users write to a volume if its owner and mode are those with which the engine creates volumes.
+/// Lets all users write to a volume that has the owner and mode with which the engine creates it.
 ///
 /// Any other owner or mode was set on purpose: programs such as databases refuse directories that all users can write to.
 fn share_new(path: &Path) -> Result<()> {
@@ -89,7 +89,8 @@ fn share_new(path: &Path) -> Result<()> {
     if is_new { fchmod(&directory, SHARED) } else { Ok(()) }
 }
 
-/// Gives a directory and its content to the owner. The directory itself changes last, so that the next job repeats an interrupted change.
+/// Gives a directory and its content to the owner.
+/// The directory itself changes last, so that the next job repeats an interrupted change.
 fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     let directory = open_or_create(path)?;
     if fstat(&directory)?.st_uid == owner.0.as_raw() {
@@ -99,7 +100,8 @@ fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     fchown(&directory, Some(owner.0), Some(owner.1))
 }
 
-/// Changes the owner of the content of a directory. Skips mounted file systems, and files with more than one hard link.
+/// Changes the owner of the content of a directory.
+/// Skips mounted file systems, and files with more than one hard link.
 fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for entry in Dir::read_from(&directory)? {

@@ -29,7 +29,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send, s
 
 /// Maximum time that `gate` waits until the addresses are blocked.
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Delay between two reads of the routes. The kernel reports changes only to processes with a netlink socket.
+/// Delay between two reads of the routes.
+/// The kernel reports changes only to processes with a netlink socket.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit code of a shell whose command is not found.
 const NOT_FOUND: u8 = 127;
@@ -39,7 +40,8 @@ const NOT_EXECUTABLE: u8 = 126;
 const RTF_REJECT: u32 = 0x200;
 /// Routes of IPv6. The file does not exist if the kernel has no IPv6.
 const IPV6_ROUTES: &str = "/proc/net/ipv6_route";
-/// Preference of the IPv6 routes that reject packets. The kernel uses the route with the lowest value, and all other routes have higher values.
+/// Preference of the IPv6 routes that reject packets.
+/// The kernel uses the route with the lowest value, and all other routes have higher values.
 const FIRST: u32 = 1;
 /// Attribute with the preference of a route.
 const RTA_PRIORITY: u16 = 6;
@@ -126,7 +128,8 @@ fn ipv6_routes() -> io::Result<Option<String>> {
     }
 }
 
-/// Returns whether a route rejects packets to the address. `routes` is the content of `/proc/net/route`.
+/// Returns whether a route rejects packets to the address.
+/// `routes` is the content of `/proc/net/route`.
 fn rejects_ipv4(routes: &str, address: Ipv4Addr) -> bool {
     let wanted = format!("{:08X}", u32::from_ne_bytes(address.octets()));
     routes.lines().any(|route| {
@@ -136,7 +139,8 @@ fn rejects_ipv4(routes: &str, address: Ipv4Addr) -> bool {
     })
 }
 
-/// Returns whether the first route to the address rejects packets. `routes` is the content of `/proc/net/ipv6_route`.
+/// Returns whether the first route to the address rejects packets.
+/// `routes` is the content of `/proc/net/ipv6_route`.
 fn rejects_ipv6(routes: &str, address: Ipv6Addr) -> bool {
     let (wanted, first) = (format!("{:032x}", u128::from(address)), format!("{FIRST:08x}"));
     routes.lines().any(|route| {
@@ -186,7 +190,8 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the first name server if all name servers are among the addresses. `text` is the content of `/etc/resolv.conf`.
+/// Returns the first name server if all name servers are among the addresses.
+/// `text` is the content of `/etc/resolv.conf`.
 ///
 /// In a network in which the engine resolves the names of containers, the name server is a proxy of the engine. A comment in the file then
 /// lists the servers to which the proxy forwards requests. A server that is listed as `host(ADDRESS)` is reached through the network of the
@@ -211,7 +216,8 @@ fn has_ipv6_on(interface: &str) -> io::Result<bool> {
     }
 }
 
-/// Returns the names and indexes of the interfaces of this network, except the loopback interface, which has no neighbors.
+/// Returns the names and indexes of the interfaces of this network.
+/// The loopback interface is left out, because it has no neighbors.
 fn interfaces(kernel: &OwnedFd) -> io::Result<Vec<(String, u32)>> {
     let names = std::fs::read_to_string("/proc/net/dev")?;
     let names = names.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).filter(|name| *name != "lo");

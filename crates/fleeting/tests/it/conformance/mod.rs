@@ -28,7 +28,6 @@ async fn run(plan: &Plan) -> Report {
     conformance::run(plan, &mut |_| {}).await
 }
 
-/// Returns all cases that did not pass.
 fn not_passed(report: &Report) -> Vec<(&'static str, &'static str, String)> {
     let reason = |verdict: &conformance::Verdict| {
         let text = verdict.outcome.reason()?;
@@ -42,7 +41,8 @@ fn ids(report: &Report, label: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).map(|verdict| verdict.case.id).collect()
 }
 
-/// Muster's own plugin passes all cases except the skipped ones, including the cases in which Go plugins behave differently:
+/// Muster's own plugin passes all cases except the skipped ones.
+/// In the following cases, Go plugins behave differently:
 ///
 /// - P7: empty settings are an error, but `null` and `{}` are not.
 /// - P8: if the host sends no settings, the defaults apply. Go plugins crash.
@@ -61,7 +61,8 @@ async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     assert_eq!(ids(&report, "skip"), ["C4", "C6", "L11"], "{:#?}", not_passed(&report));
 }
 
-/// Runs the kit with GitLab's dummy plugin in Go. The kit warns about the cases in which GitLab's library differs from Muster.
+/// Runs the kit with GitLab's dummy plugin in Go.
+/// The kit warns about the cases in which GitLab's library differs from Muster.
 #[tokio::test]
 async fn go_dummy_passes() {
     let dummy = muster_test_prerequisites::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");

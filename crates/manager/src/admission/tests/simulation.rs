@@ -78,7 +78,6 @@ impl Simulation {
         self.starved.clear();
     }
 
-    /// Simulates one event.
     pub(super) fn step(&mut self) {
         match self.rng.random_range(0..1000) {
             0 => {
@@ -159,13 +158,13 @@ impl Simulation {
 
     /// Asserts that a request that was just sent is within every limit.
     fn check_start(&self, runner: &RunnerKey) {
-        assert!(!self.stopped, "a request was sent after the stop");
+        assert!(!self.stopped, "no request may be sent after the stop");
         let limits = self.runners.iter().find(|limits| limits.key == *runner).unwrap();
         let requests = self.in_flight.iter().filter(|(_, owner)| owner == runner).count();
         let jobs = self.jobs.iter().filter(|owner| *owner == runner).count();
-        assert!(self.jobs.len() + self.in_flight.len() <= self.concurrent, "more than concurrent");
-        assert!(requests <= limits.request_concurrency, "more than request_concurrency");
-        assert!(limits.limit.is_none_or(|limit| jobs + requests <= limit), "more than limit");
+        assert!(self.jobs.len() + self.in_flight.len() <= self.concurrent, "`concurrent` must not be exceeded");
+        assert!(requests <= limits.request_concurrency, "`request_concurrency` must not be exceeded");
+        assert!(limits.limit.is_none_or(|limit| jobs + requests <= limit), "`limit` must not be exceeded");
     }
 
     pub(super) fn check(&mut self) {
@@ -188,7 +187,7 @@ impl Simulation {
         let entry = self.engine.entries.iter().find(|entry| entry.limits.key == limits.key).unwrap();
         if self.stopped {
             let will_end = self.in_flight.iter().all(|(poll, _)| self.cancel.contains(poll)) || self.wake.is_some();
-            assert!(will_end, "the remaining requests would never be canceled");
+            assert!(will_end, "the remaining requests must be canceled at some time");
             return;
         }
         let waits = entry.not_before().is_some_and(|earliest| earliest > self.now);
@@ -196,11 +195,11 @@ impl Simulation {
         let has_request = self.in_flight.iter().any(|(_, runner)| *runner == limits.key);
         if requests > 0 || waits || is_full || has_request {
             self.starved.remove(&limits.key);
-            assert!(!waits || is_full || has_request || self.wake.is_some(), "a runner waits without a wake-up");
+            assert!(!waits || is_full || has_request || self.wake.is_some(), "a waiting runner must have a wake-up");
             return;
         }
         let pending = self.in_flight.iter().any(|(poll, _)| self.cancel.contains(poll));
-        assert!(self.wake.is_some() || pending, "a runner is starved without a wake-up");
+        assert!(self.wake.is_some() || pending, "a starved runner must have a wake-up");
         let since = *self.starved.entry(limits.key.clone()).or_insert(self.now);
         let max_starvation = MAX_STARVATION_PER_RUNNER * u32::try_from(self.runners.len()).unwrap();
         assert!(self.now - since <= max_starvation, "starved for {:?}", self.now - since);

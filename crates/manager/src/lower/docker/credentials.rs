@@ -19,7 +19,8 @@ const PAYLOAD: &str = "job payload (GitLab Registry)";
 /// Host names that all stand for Docker Hub.
 const HUB: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 
-/// Returns all credentials for these images. Adds warnings about sources that cannot be used.
+/// Returns all credentials.
+/// Helpers are asked for those of these images. Adds warnings about sources that cannot be used.
 ///
 /// # Errors
 /// [`LowerError`] if the name of a credential helper could lead to another program.
@@ -84,7 +85,8 @@ fn of_sources(
     }
 }
 
-/// Returns the questions to the helper of an entry. An entry without a registry applies to the registries of all images.
+/// Returns the questions to the helper of an entry.
+/// An entry without a registry applies to the registries of all images.
 fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<HelperQuestion> {
     let host = entry.registry.split('/').next().unwrap_or_default();
     let registries = images.iter().map(|image| registry_of(image));
@@ -166,7 +168,8 @@ fn parse(text: &str, source: &str) -> Result<Vec<RegistryCredentials>, String> {
     Ok(all)
 }
 
-/// Returns the credentials of an entry of `auths`. `None` if it has none, for example because a helper has them.
+/// Returns the credentials of an entry of `auths`.
+/// `None` if the entry has none, for example because a helper has them.
 fn entry_of(registry: &str, entry: &Value, source: &str) -> Result<Option<RegistryCredentials>, String> {
     let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
     let mut credentials = RegistryCredentials {
@@ -189,7 +192,8 @@ fn entry_of(registry: &str, entry: &Value, source: &str) -> Result<Option<Regist
     Ok((!is_empty).then_some(credentials))
 }
 
-/// Returns a registry's host and path. A URL with a scheme is an entry in the old format, whose path is ignored.
+/// Returns a registry's host and path.
+/// A URL with a scheme is an entry in the old format, whose path is ignored.
 fn registry_path(text: &str) -> String {
     let text = text.trim();
     let without_scheme = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
@@ -207,7 +211,8 @@ fn registry_path(text: &str) -> String {
     format!("{host}{rest}")
 }
 
-/// Returns whether a helper's name can only lead to a program `docker-credential-<name>`. An empty name means no helper, and is valid.
+/// Returns whether a helper's name can only lead to a program `docker-credential-<name>`.
+/// An empty name means no helper, and is valid.
 fn is_helper_name(name: &str) -> bool {
     name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }

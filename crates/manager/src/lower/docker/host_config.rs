@@ -71,7 +71,7 @@ pub(super) fn host_config(
     Ok(config.0)
 }
 
-/// Applies the limits of CPU and memory from the operator's step policy to a container, unless the container has lower limits.
+/// Applies the CPU and memory limits of the step policy, unless the container has lower ones.
 pub(super) fn apply_limits(config: &mut Map<String, Value>, limits: &StepLimits) {
     let of_policy =
         [("Memory", limits.memory_bytes), ("NanoCpus", limits.cpu_milli.map(|milli| u64::from(milli) * 1_000_000))];
@@ -128,8 +128,8 @@ fn ulimit(limit: &Ulimit) -> Value {
     json!({ "Name": limit.name, "Soft": limit.soft, "Hard": limit.hard })
 }
 
-/// Returns a security option. The path of a seccomp profile on the manager's machine is replaced with the content of the file, because
-/// the engine cannot read it.
+/// Returns a security option.
+/// The path of a seccomp profile on the manager's machine is replaced with the content of the file, because the engine cannot read it.
 fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerError> {
     let Some(path) = seccomp_path(option) else { return Ok(option.to_owned()) };
     let profile = files.seccomp.get(path).cloned().unwrap_or_else(|| Err("it was not read".to_owned()));
@@ -143,7 +143,8 @@ fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerErr
     Ok(format!("seccomp={profile}"))
 }
 
-/// Returns the path of the seccomp profile that a security option names. `None` for other options and for a profile without a file.
+/// Returns the path of the seccomp profile that a security option names.
+/// `None` for other options and for a profile without a file.
 pub(super) fn seccomp_path(option: &str) -> Option<&str> {
     let profile = option.strip_prefix("seccomp=").or_else(|| option.strip_prefix("seccomp:"))?;
     let is_inline = matches!(profile, "unconfined" | "builtin" | "") || profile.trim_start().starts_with('{');

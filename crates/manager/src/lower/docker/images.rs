@@ -12,7 +12,6 @@ use super::super::{LowerError, matches_pattern};
 const DOCS: &str = "Please check runner's configuration: \
                     https://docs.gitlab.com/runner/configuration/advanced-configuration/#restrict-docker-images-and-services";
 
-/// The two lists of allowed images.
 #[derive(Clone, Copy)]
 pub(super) enum AllowList {
     Images,
@@ -22,7 +21,7 @@ pub(super) enum AllowList {
 /// Returns the name of the build container's image, and whether it is the runner's default.
 ///
 /// # Errors
-/// [`LowerError`] if neither the job nor the runner has an image, or the runner does not allow it.
+/// [`LowerError`] if neither the job nor the runner has an image, or the runner does not allow the image.
 pub(super) fn build_image(
     image: Option<&Image>,
     docker: &DockerSettings,
@@ -105,7 +104,8 @@ pub(super) fn may_be_privileged(image: &str, patterns: &[String]) -> bool {
     patterns.is_empty() || patterns.iter().any(|pattern| matches_pattern(pattern, image))
 }
 
-/// Returns the entrypoint that replaces the entrypoint of the image. Adds a warning if the runner ignores the job's entrypoint.
+/// Returns the entrypoint that replaces the entrypoint of the image.
+/// Adds a warning if the runner ignores `entrypoint`.
 pub(super) fn entrypoint(
     entrypoint: Option<&[String]>,
     docker: &DockerSettings,

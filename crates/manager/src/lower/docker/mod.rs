@@ -38,26 +38,25 @@ use host_config::{ContainerFacts, host_config};
 use names::{Names, label};
 use volumes::Volumes;
 
-/// Directory of checkouts in containers.
 const BUILDS_DIR: &str = "/builds";
-/// Directory of caches in containers.
 const CACHE_DIR: &str = "/cache";
 /// Number of attempts to create the containers, if the machine or the engine fails.
 const PREPARE_ATTEMPTS: u32 = 3;
 /// Maximum size of one variable in the environment of a container. The kernel permits little more.
 const MAX_ENTRY_BYTES: usize = 100 * 1024;
-/// Maximum size of all variables in the environment of a container together. The kernel permits little more.
+/// Maximum size of all variables in the environment of a container together.
+/// The kernel permits little more.
 const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 
 /// Files of the manager that the containers of a job depend on.
 #[derive(Debug, Clone, Default)]
 pub struct DockerFiles {
-    /// Docker's configuration file with credentials. `None` if the file does not exist.
+    /// Docker's configuration file with credentials. `None` if no such file was found.
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
-    /// Answers of credential helpers. `None` means that the agent runs on this machine and calls the helpers itself, or that the job has no
-    /// containers.
+    /// Answers of credential helpers.
+    /// `None` means that the agent runs on this machine and calls the helpers itself, or that the job has no containers.
     pub helpers: Option<HelperAnswers>,
 }
 
@@ -114,7 +113,7 @@ pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
     options.filter_map(|option| host_config::seccomp_path(option)).map(str::to_owned).collect()
 }
 
-/// Returns the questions to credential helpers of this machine, for the images of a job that runs on another machine.
+/// Returns the questions to credential helpers of this machine, for a job on another machine.
 ///
 /// `None` means that the agent is on this machine and calls the helpers itself, or that the job has no containers.
 pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Option<BTreeSet<HelperQuestion>> {
@@ -129,7 +128,7 @@ pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Op
     Some(questions.unwrap_or_default())
 }
 
-/// Returns whether the jobs of the runner use the container engine of an instance, and not of this machine.
+/// Returns whether the jobs use the container engine of an instance instead of this machine's.
 fn is_elsewhere(runner: &RunnerSettings) -> bool {
     matches!(runner.executor.as_str(), "docker+machine" | "docker-autoscaler")
 }
@@ -152,8 +151,8 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 
-/// Returns the context in which a job without an image runs on the host, although its runner runs other jobs in containers. `None` means that the
-/// runner's settings apply to the job.
+/// Returns the context of a job that runs on the host because it has no image.
+/// `None` means that the runner's settings apply to the job.
 pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
     let runner = &context.runner;
     let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);
@@ -164,14 +163,14 @@ pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobC
     })
 }
 
-/// Returns the directory of the job for the agent on the engine's machine. The directory has no checkout.
+/// Returns the directory of the job for the agent on the engine's machine.
+/// The directory has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
     context.directories.builds.join(token).join(format!("containers-{slot}"))
 }
 
-/// Returns the host name of the build container.
 pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     let configured = context.runner.docker.as_ref().map(|docker| docker.hostname.as_str());
     let prepares = context.runner.docker.as_ref().is_some_and(|docker| docker.prepared_containers.is_some());
@@ -189,7 +188,8 @@ pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: b
     docker.network_mode.is_empty().then(|| names::network(payload, context))
 }
 
-/// Returns the step that creates the job's containers and runs the steps inside. Adds warnings for the log.
+/// Returns the step that creates the job's containers and runs the steps inside.
+/// Adds warnings for the log.
 ///
 /// # Errors
 /// [`LowerError`] if the runner's settings are invalid, or the job requests something that they do not allow.
@@ -214,7 +214,7 @@ pub(super) fn step(
     Ok(step)
 }
 
-/// Returns the inputs of the step that creates the containers of a job, and of the steps that start the services beside it.
+/// Returns the inputs of the step for the build container, and of the steps for the services.
 fn containers(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
@@ -323,7 +323,7 @@ fn build(
     })
 }
 
-/// Returns the user of the build container: the configured user, or else the user that the job requests.
+/// Returns the user of the build container: the configured one, or else the job's.
 fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerError> {
     let of_job =
         || parts.payload.image.as_ref().and_then(|image| images::docker_option(image, "user", parts.variables));
@@ -355,7 +355,8 @@ fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     }
 }
 
-/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach without a relay. Empty for any other coordinator.
+/// Returns `host:port` of a coordinator at a loopback address, which needs a relay.
+/// Empty for any other coordinator.
 fn relay(coordinator: &Url) -> String {
     let address = coordinator.host_str().zip(coordinator.port_or_known_default());
     let address = address.filter(|(host, _)| is_loopback(host));

@@ -10,7 +10,6 @@ use super::super::settings::job_timeout;
 use super::super::variables::Variables;
 use super::super::{JobContext, LowerError};
 
-/// Prefix of all labels.
 pub(super) const LABEL: &str = "com.gitlab.gitlab-runner";
 /// Maximum length of a host name.
 const MAX_NAME_BYTES: usize = 63;
@@ -39,7 +38,7 @@ impl Names {
         let own = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
         let volumes = own.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
-        // The same job has the same names after a restart of the manager, so that the containers and volumes that it left are found.
+        // The same job has the same names after a restart of the manager, so that its leftover containers and volumes are found.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
         Self {
             volumes: format!("runner-{}", digest(&owner, VOLUME_HASH_BYTES)),
@@ -107,7 +106,6 @@ pub(super) fn labels(
     Ok(labels)
 }
 
-/// Returns the full name of a label.
 pub(super) fn label(name: &str) -> String {
     format!("{LABEL}.{name}")
 }

@@ -29,7 +29,8 @@ struct RequestedService<'a> {
     of_job: Option<&'a Image>,
 }
 
-/// Returns the services of the configuration, and then the services of the job. Adds warnings about aliases and entrypoints that are not used.
+/// Returns the services of the configuration, and then the services of the job.
+/// Adds warnings about aliases and entrypoints that are not used.
 ///
 /// # Errors
 /// [`LowerError`] if there are too many services, or the runner does not allow one.
@@ -133,7 +134,8 @@ fn service_spec(
     Ok(ServiceContainer { title: format!("{name}{separator}{version}"), container, aliases })
 }
 
-/// Returns the name of an image as a part of a container's name, as in gitlab-runner. Characters that engines do not accept become `_`.
+/// Returns the name of an image as a part of a container's name, as in gitlab-runner.
+/// Characters that engines do not accept become `_`.
 fn name_part(image: &str) -> String {
     let accepted = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') { c } else { '_' };
     image.replace('/', "__").chars().map(accepted).take(MAX_NAME_PART).collect()
@@ -173,7 +175,7 @@ fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     aliases
 }
 
-/// Returns the environment of a service: the public variables of the job, and the variables of the service.
+/// Returns the public variables of the job, and the variables of the service.
 fn environment(parts: &JobParts<'_>, service: &RequestedService<'_>) -> Vec<String> {
     let of_job = parts.variables.resolved().filter(|(variable, _)| variable.public);
     let mut env: Vec<(String, String)> = of_job.map(|(variable, value)| (variable.key.clone(), value)).collect();

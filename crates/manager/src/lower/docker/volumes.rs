@@ -63,8 +63,8 @@ impl<'a> Volumes<'a> {
         Ok(())
     }
 
-    /// Adds the volume for checkouts, unless the configuration has a volume for them. If `is_fetched` is true, later jobs
-    /// reuse the volume, because they fetch into the same checkout.
+    /// Adds the volume for checkouts, unless the configuration has a volume for them.
+    /// Unless `disable_cache` is set, later jobs reuse the volume if `is_fetched` is true, because they fetch into the same checkout.
     pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
         if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
             self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
@@ -146,8 +146,8 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// Returns whether the configuration mounts a directory of the engine's machine, or a volume with a name, at or above `directory`. All slots of
-/// a runner share such a directory or volume.
+/// Returns whether all slots of a runner share `directory`.
+/// They do if the configuration mounts a host directory or a named volume at or above it.
 pub(in super::super) fn is_shared(docker: &DockerSettings, directory: &str) -> bool {
     let mounts = docker.volumes.iter().filter_map(|entry| split(entry));
     mounts.filter(|(source, ..)| source.is_some()).any(|(_, destination, _)| {

@@ -31,8 +31,8 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) struct JobParts<'a> {
     pub(super) payload: &'a JobPayload,
     pub(super) context: &'a JobContext,
-    /// Directories on the machine of the agent that starts the job. If the job runs in a container, the directories of `context` are in the
-    /// container.
+    /// Directories on the machine of the agent that starts the job.
+    /// If the job runs in a container, the directories of `context` are in the container.
     pub(super) machine: &'a Directories,
     pub(super) paths: &'a Paths,
     pub(super) variables: &'a Variables,

@@ -9,7 +9,8 @@ use serde_json::json;
 use super::JobParts;
 use super::scripts;
 
-/// Returns the steps before the job. They run before the checkout, because the job controls the content of the sources.
+/// Returns the steps before the job.
+/// They run before the checkout, because the job controls the content of the sources.
 pub(super) fn before(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     parts.context.runner.steps.before.iter().map(|step| self::step(parts, step, "before"))
 }
@@ -23,8 +24,8 @@ pub(super) fn after(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// Returns the steps before an upload of these artifacts: the list of their files, and the steps of the operator that check or sign them.
-/// Empty if the operator has no such steps.
+/// Returns the operator's steps before an upload of these artifacts. Empty if there are none.
+/// A step that lists the files of the artifacts precedes them.
 pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[ArtifactsUpload]) -> Vec<Step> {
     let written = &parts.context.runner.steps.before_upload;
     if written.is_empty() || artifacts.is_empty() {

@@ -11,7 +11,8 @@ pub(super) fn is_replaced(settings: &StepsSettings, builtin: &str) -> bool {
     settings.replace.iter().any(|replacement| replacement.builtin == builtin)
 }
 
-/// Returns the built-in steps that the job's own steps (`run:`) must not call, because a call would bypass a step of the operator.
+/// Returns the built-in steps that the job's `run:` list must not call.
+/// Such a call would bypass a step of the operator.
 pub(in crate::lower) fn reserved(settings: &StepsSettings) -> Vec<String> {
     let guarded = (!settings.before_upload.is_empty()).then_some(ArtifactsUploadList::BUILTIN);
     let replaced = settings.replace.iter().map(|replacement| replacement.builtin.as_str());

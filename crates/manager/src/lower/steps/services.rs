@@ -11,7 +11,8 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::JobParts;
 
-/// Returns the program that runs in place of a service of a job. `None` means that the operator has configured no program for it.
+/// Returns the program that runs in place of a service of a job.
+/// `None` means that the operator has configured no program for it.
 pub(in super::super) fn program<'a>(
     runner: &'a RunnerSettings,
     service: &Image,
@@ -26,7 +27,8 @@ pub(in super::super) fn step<I: Inputs>(title: &str, inputs: &I) -> Step {
     Step::new(&format!("service {title}"), "", Call::builtin(inputs))
 }
 
-/// Returns the steps that start the job's services. As with containers, a service that does not start causes only a warning.
+/// Returns the steps that start the job's services.
+/// As with containers, a service that does not start causes only a warning.
 pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
     let JobParts { payload, context, variables, .. } = *parts;
     let mut steps = Vec::new();

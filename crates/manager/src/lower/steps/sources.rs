@@ -98,7 +98,7 @@ fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
 /// Returns a URL with the job's token. An SSH URL gets a user only, because the key identifies the job.
 fn with_token(url: &Url, payload: &JobPayload) -> Url {
     let mut url = url.clone();
-    // These fail for URLs that cannot have a user. Then there is nothing to set.
+    // The calls fail for URLs that cannot have a user. Then there is nothing to set.
     let _ = match url.scheme() {
         "ssh" => url.set_username(if url.username().is_empty() { "git" } else { url.username() }.to_owned().as_str()),
         "http" | "https" => url.set_username(TOKEN_USER).and_then(|()| url.set_password(Some(&payload.token))),
@@ -107,7 +107,7 @@ fn with_token(url: &Url, payload: &JobPayload) -> Url {
     url
 }
 
-/// Returns rewrites that let git use the job's token for other projects of the coordinator, and for its SSH addresses.
+/// Returns rewrites with which git uses the job's token for other projects of the coordinator.
 fn rewrites(payload: &JobPayload, context: &JobContext, variables: &Variables, settings: &JobSettings) -> Vec<Rewrite> {
     let base = match clone_url(context) {
         Ok(Some(url)) => url,

@@ -13,7 +13,6 @@ use url::Url;
 use super::super::settings::JobSettings;
 use super::{JobParts, operator};
 
-/// Returns the step that restores the job's caches.
 pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSettings) -> Option<Step> {
     let caches: Vec<_> = caches.iter().map(|(entry, _)| without_uploads(entry)).collect();
     (!caches.is_empty()).then(|| {
@@ -38,7 +37,7 @@ fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns the entry without what saving a cache does not need. The upload URLs of its own key and the indexes of its chunks remain.
+/// Returns the entry without what saving a cache does not need.
 fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     let key = entry.key.clone();
@@ -73,7 +72,7 @@ pub(super) fn download_artifacts(payload: &JobPayload, settings: &JobSettings) -
     })
 }
 
-/// Returns the steps that save the caches: first a step that runs after a failure, then a step that runs after a success.
+/// Returns the steps that save the caches after a failure, and then those after a success.
 ///
 /// The order is the same as in [`upload_artifacts`].
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
@@ -92,7 +91,7 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// Returns the steps that upload the artifacts: first those that run after a failure, then those that run after a success.
+/// Returns the steps that upload the artifacts after a failure, and then those after a success.
 ///
 /// In the other order, a failure of the upload after a success would start the upload after a failure. Steps of the operator that check
 /// or sign the artifacts precede each upload.
@@ -135,7 +134,6 @@ pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the provenance information about the job.
 fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     let (git, runner) = (&parts.payload.git_info, &parts.context.runner);
     let repo_url = match Url::parse(&git.repo_url) {
@@ -158,7 +156,7 @@ fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     }
 }
 
-/// Returns whether a cache or an artifact with this `when` value is transferred by the step that runs under the condition `step_when`.
+/// Returns whether the step with the condition `step_when` transfers data with this `when` value.
 fn is_transferred_by(when: &str, step_when: When) -> bool {
     match when {
         "always" => true,

@@ -74,7 +74,11 @@ fn objects_of_hashed_keys_are_divided_by_their_first_digits() {
     let hash = "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a";
     let hashed = format!("project/5/82/{hash}");
     let (uses, _) = cached(more.clone(), SHARED);
-    assert_eq!(names(&uses), ["project/5/k", &hashed, "project/5/f"], "the object of the alternate key is missing");
+    assert_eq!(
+        names(&uses),
+        ["project/5/k", &hashed, "project/5/f"],
+        "the object of the alternate key must be included"
+    );
     more["variables"] = json!([{ "key": "FF_HASH_CACHE_KEYS", "value": "true" }]);
     let (uses, _) = cached(more, SHARED);
     assert_eq!(names(&uses)[..2], [hashed.as_str(), "project/5/k"]);

@@ -174,10 +174,10 @@ fn fallback_key_cannot_name_protected_cache() {
         let plan = serde_json::to_value(&job.plan).unwrap();
         let mut found = Vec::new();
         collect("fallback_keys", &plan, &mut found);
-        assert!(!found.is_empty(), "{key:?}: the plan has no caches");
+        assert!(!found.is_empty(), "{key:?}: the plan must have caches");
         (found.into_iter().flatten().collect::<Vec<_>>(), job.plan.warnings.join("; "))
     };
-    assert_eq!(fallbacks("main").0.first().map(String::as_str), Some("main"), "an allowed key was not used");
+    assert_eq!(fallbacks("main").0.first().map(String::as_str), Some("main"), "an allowed key is used");
     let hashed = format!("{:x}", <sha2::Sha256 as sha2::Digest>::digest("main-protected"));
     for key in [
         "main-protected",

@@ -6,7 +6,8 @@ use muster_config::settings::{CustomProgram, CustomSettings, DockerSettings};
 
 use super::*;
 
-/// Returns the context of a job with this executor. All executors get the directories that jobs in containers have.
+/// Returns the context of a job with this executor.
+/// All executors get the directories that jobs in containers have.
 fn context_with(executor: &str) -> JobContext {
     let docker = DockerSettings { image: "alpine:3".to_owned(), ..DockerSettings::default() };
     let program = Some(CustomProgram { program: "/run".to_owned(), ..CustomProgram::default() });
@@ -25,7 +26,7 @@ fn context_with(executor: &str) -> JobContext {
     JobContext { directories, runner: Arc::new(runner), ..context() }
 }
 
-/// Returns a payload that uses all built-in steps of a job, except services.
+/// Returns a payload with scripts, a cache, artifacts, a dependency and a hook.
 fn job_with_everything() -> JobPayload {
     payload(json!({
         "steps": [
@@ -77,7 +78,8 @@ fn every_executor_runs_the_same_steps() {
     }
 }
 
-/// Programs of the operator run the stages of the executor `custom`. The agent calls them, and the stages are the steps of other executors.
+/// Programs of the operator run the stages of the executor `custom`.
+/// The agent calls them, and the stages are the steps of other executors.
 #[test]
 fn stages_of_a_driver_are_the_steps_of_other_executors() {
     let [script_environment, stages, cleanup] = &steps_with("custom")[..] else { panic!("{:?}", steps_with("custom")) };

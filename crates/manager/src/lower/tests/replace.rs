@@ -37,7 +37,8 @@ fn lowered(change: impl FnOnce(&mut RunnerSettings)) -> Result<Vec<Step>, LowerE
     Ok(job.plan.steps)
 }
 
-/// Returns the name of the built-in step that a step calls, and its inputs. `None` means that a step of the operator replaces it.
+/// Returns the name of the built-in step that a step calls, and its inputs.
+/// `None` means that a step of the operator replaces it.
 fn builtin(step: &Step) -> Option<(&str, &Value)> {
     if let Call::Builtin { name, inputs } = &step.call { Some((name, inputs)) } else { None }
 }

@@ -8,7 +8,6 @@ use muster_job::Variable;
 
 use super::*;
 
-/// Lowers a payload for a runner.
 fn lowered_for(runner: RunnerSettings, extra: Value) -> Result<LoweredJob, LowerError> {
     lower(&payload(extra), &JobContext { runner: Arc::new(runner), ..context() })
 }
@@ -81,7 +80,7 @@ fn flags_come_from_job_then_runner_and_invalid_value_warns() {
     };
     let job = lowered_with(environment, variables(&[("FF_TIMESTAMPS", "T"), ("FF_SCRIPT_SECTIONS", "perhaps")]));
     assert!(job.plan.timestamps && script(&job, "step_script").check_exit_codes);
-    assert_eq!(value(&job, "FF_USE_JOB_ROUTER").unwrap(), "false", "`environment` set a flag of the manager");
+    assert_eq!(value(&job, "FF_USE_JOB_ROUTER").unwrap(), "false", "`environment` must not set a flag of the manager");
     assert_eq!(job.plan.warnings, ["FF_SCRIPT_SECTIONS: expected a boolean, got \"perhaps\", using false"]);
 }
 
@@ -102,11 +101,11 @@ fn operator_commands_surround_checkout_and_script() {
     assert_eq!(checkout(&job).pre_script, ["pre get", "job pre"]);
     assert_eq!(checkout(&job).post_script, ["job post", "post get"]);
     assert_eq!(script(&job, "step_script").before, ["pre build"]);
-    assert!(script(&job, "step_script").after.is_empty(), "an empty text became a command");
+    assert!(script(&job, "step_script").after.is_empty(), "an empty text is not a command");
     assert!(script(&job, "after_script").before.is_empty());
     let mut without = hooks;
     without["variables"] = variables(&[("GIT_STRATEGY", "none")])["variables"].clone();
-    assert!(checkout(&lowered_with(texts, without)).pre_script.is_empty(), "a hook runs without a repository");
+    assert!(checkout(&lowered_with(texts, without)).pre_script.is_empty(), "no hook runs without a repository");
 }
 
 #[test]
@@ -120,7 +119,7 @@ fn runner_timeouts_apply_if_shorter_than_job_timeout() {
     assert_eq!(warned, ["prepare_timeout = 90000 s is ignored; the job's timeout of 3600 s applies"]);
     let job = lowered_with(|runner| runner.artifact.upload = Duration::from_secs(5), json!({}));
     assert_eq!((job.plan.coordinator.upload_timeout_ms, job.plan.coordinator.response_timeout_ms), (5_000, 600_000));
-    assert_eq!(job.plan.unpack.max_bytes, 0, "the agent's default was replaced");
+    assert_eq!(job.plan.unpack.max_bytes, 0, "the agent's default applies");
     let job = lowered_with(|runner| runner.unpack.max_bytes = 7, json!({}));
     assert_eq!(job.plan.unpack.max_bytes, 7);
 }
@@ -178,7 +177,7 @@ fn certificates_are_file_variables_and_used_by_git() {
     let certificates = Certificates { ca: Some(Secret::new("PEM $X")), ..Certificates::default() };
     let job = lower(&payload(json!({})), &JobContext { certificates, ..context() }).unwrap();
     let file = job.variables.iter().find(|variable| variable.key == "CI_SERVER_TLS_CA_FILE").unwrap();
-    assert!(file.file && file.value == "PEM $X", "a reference in the certificate was expanded");
+    assert!(file.file && file.value == "PEM $X", "references in certificates are not expanded");
     assert_eq!(checkout(&job).tls.ca.as_deref(), Some("CI_SERVER_TLS_CA_FILE"));
     assert_eq!(job.plan.coordinator.tls, checkout(&job).tls);
     assert!(checkout(&job).tls.key.is_none());

@@ -9,7 +9,7 @@ fn checkouts_on_the_engine_machine_are_separate_for_each_slot() {
     assert_eq!(value(&job, "CI_SHARED_ENVIRONMENT"), None);
     let sources: Vec<&str> = container.volumes.iter().map(|volume| volume.source.as_str()).collect();
     assert_eq!(sources, ["/srv/ci"], "no volume hides the directory");
-    assert!(!container.directories.contains(&"/builds".to_owned()), "its permissions are the operator's");
+    assert!(!container.directories.contains(&"/builds".to_owned()), "the operator sets its permissions");
     assert!(container.directories.contains(&"/builds/shorttoke".to_owned()));
 }
 
