@@ -155,7 +155,7 @@ impl Config {
         if !problems.is_empty() {
             return Err(CiError::Config { path: file, problems });
         }
-        // The error of invalid TOML shows the line. It may contain a value, but only if that value is not valid TOML.
+        // The error of invalid TOML shows the line, which may contain a value.
         let mut config: Self = toml::from_str(text)
             .map_err(|error| CiError::Config { path: file.clone(), problems: vec![error.to_string()] })?;
         config.file = file;

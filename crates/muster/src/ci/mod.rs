@@ -7,7 +7,7 @@
 //! Each subcommand is a module. They share `args`, `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs)
 //! and `ui` (all output).
 //!
-//! Invariant: however a command ends, no process of the command remains, and only `muster ci vendor` has changed the user's repository.
+//! Invariants: the processes of a command do not outlive it. Only `muster ci vendor` and `show --extract` write to the user's repository.
 
 mod args;
 mod clean;

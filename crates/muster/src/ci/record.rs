@@ -31,7 +31,7 @@ pub(super) struct RunRecord {
     pub(super) dirty: bool,
     /// `passed`, `failed`, `canceled`, `blocked` or `error`. `None` while the run is active, or if it was killed.
     pub(super) outcome: Option<String>,
-    /// Duration in milliseconds. `None` if there is no outcome yet, or the outcome is `error`.
+    /// Duration in milliseconds. `None` if the outcome is `None` or `error`.
     pub(super) duration_ms: Option<u64>,
 }
 

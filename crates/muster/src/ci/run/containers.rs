@@ -84,7 +84,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
     }
 }
 
-/// Names of jobs, by what they need.
+/// Jobs of a pipeline, by what they need.
 #[derive(Debug, Default)]
 struct Jobs {
     with_image: Vec<String>,

@@ -69,7 +69,7 @@ mod sys {
         let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
     }
 
-    /// Reaps adopted children that have exited. Must not be called while another child is awaited elsewhere.
+    /// Reaps children that have exited. Must not be called while a child is awaited elsewhere.
     pub(in super::super) fn reap() {
         while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }

@@ -5,8 +5,7 @@
 //!                            | events
 //!                        follower --> reporter
 //! ```
-//! When the jobs have finished or are canceled, the manager stops, then the agent, and the coordinator shuts down. Remaining descendants of this
-//! process are killed before the exit status is returned.
+//! At the end, the manager, the coordinator and the remaining descendants of this process are stopped.
 
 mod containers;
 mod descendants;
@@ -157,7 +156,7 @@ struct ReadyPipeline {
     containers: Option<Containers>,
 }
 
-/// Takes the snapshot, compiles the pipeline and selects its jobs. Returns `None` if the event creates no pipeline.
+/// Takes the snapshot, compiles the pipeline and selects its jobs. `None` if the event creates no pipeline and no job was named.
 async fn prepare_run(
     args: &RunArgs,
     project: super::state::ProjectState,
@@ -217,7 +216,7 @@ fn separate_workspaces(prepared: &mut Prepared) {
     prepared.context.predefined.push(muster_job::Variable::public("GIT_CLONE_PATH", path));
 }
 
-/// Runs the pipeline to its end. Leaves no process behind, even after errors.
+/// Runs the pipeline, and then stops the processes that it started, even after errors.
 async fn run_pipeline(
     args: &RunArgs,
     run: &Run,

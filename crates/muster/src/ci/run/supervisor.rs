@@ -39,8 +39,7 @@ const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
 const AGENT_RECONNECT_SECONDS: u32 = 5;
 /// Interval for checking whether processes have exited. Processes that are not direct children raise no event.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Interval for checking the free disk space while the manager runs. Without these checks, a manager whose
-/// disk is full would retry forever, and no error would be reported unless the coordinator also writes to the disk.
+/// Interval for checking the free disk space while the manager runs. A manager whose disk is full would retry forever.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of consecutive checks without free space after which the run fails.
 const MAX_FULL_POLLS: u32 = 4;
