@@ -1,7 +1,7 @@
 //! `muster ci shell JOB`: opens a shell in the workspace of a finished job, with its variables.
 //!
 //! After `run --keep`, the workspace of each job still exists. Otherwise, the shell runs in a new workspace with the commit, the
-//! job's artifacts and the artifacts that it received.
+//! job's artifacts and the artifacts that the job received.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

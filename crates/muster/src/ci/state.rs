@@ -115,7 +115,7 @@ impl ProjectState {
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
         let moved = {
-            // The next run can get the same number, so no other process may delete this one later.
+            // The next run can get the same number, so the directory must be moved before the lock is released.
             let _lock = self.lock()?;
             drop(run);
             let moved = self.move_run_to_trash(number)?;
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion waits for the lock");
         let _run = lock(&project.run_directory(2).join("lock"), &|_| ()).unwrap();
         drop(starting);
-        assert!(!deleting.join().unwrap().unwrap(), "the run is active");
+        assert!(!deleting.join().unwrap().unwrap(), "an active run must not be deleted");
         assert_eq!(project.run_numbers(), [1, 2]);
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Load {
 
 /// Number of waves in a cycle.
 const WAVES_PER_CYCLE: usize = 8;
-/// Pause before a burst. Idle instances are deleted in it.
+/// Pause before a burst, long enough for the deletion of idle instances.
 const CYCLE_PAUSE: Duration = Duration::from_millis(3500);
 /// Pause before a wave of one or two jobs.
 const SMALL_WAVE_PAUSE: Duration = Duration::from_millis(900);
