@@ -71,7 +71,7 @@ fn jobs_run_on_podman(user: PodmanUser) {
     let second = ci(&project, podman, user, &["run", "--log", "all", "build"]).code(0);
     second.prints("again");
     let left = objects(podman);
-    assert!(left.len() == 1 && left[0].starts_with("muster-ci-cache-"), "only the cache is kept: {left:?}");
+    assert!(left.len() == 1 && left[0].starts_with("muster-ci-cache-"), "only the cache must be kept: {left:?}");
 }
 
 #[test]
