@@ -56,7 +56,7 @@ fn c200_many_jobs_run_stage_by_stage() {
                     passed.len() >= stage * 6,
                     "{name} started before all jobs of earlier stages had passed: {passed:?}"
                 );
-                assert_eq!(started.insert(name, position), None, "a job started twice");
+                assert_eq!(started.insert(name, position), None, "each job must start once");
             }
             "success" => {
                 intervals.push((started[&name], Some(position)));
@@ -193,7 +193,7 @@ fn ctrl_c_cancels_and_leaves_no_process() {
     assert!(rest.iter().any(|line| line.contains("canceled in")), "{rest:#?}");
     assert!(started.elapsed() < Duration::from_secs(60), "the run must not wait for the end of the job");
     assert_eq!(processes("sleep 54321"), Vec::<String>::new());
-    assert_eq!(processes(&home), Vec::<String>::new(), "a manager or agent is still running");
+    assert_eq!(processes(&home), Vec::<String>::new(), "the manager and the agent must have exited");
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl Remote {
 
     /// Checks that nothing of a job is left at the engine.
     fn check_objects(&self, name: &str) {
-        assert_eq!(self.host.objects(&self.name(name)), "", "objects of the job are left");
+        assert_eq!(self.host.objects(&self.name(name)), "", "no object of the job must be left");
     }
 }
 

@@ -63,7 +63,7 @@ async fn script_in_an_image_without_a_shell_fails_with_the_image_and_the_remedy(
         assert_eq!(failed(&result).0, "script_failure", "{log}");
         let message = &result.message;
         assert!(message.contains("the image muster-test/shellless:1 has no `bash` or `sh` in "), "{message}");
-        assert_eq!(host.objects("no-shell"), "", "objects of the job are left");
+        assert_eq!(host.objects("no-shell"), "", "no object of the job must be left");
     }
 }
 
@@ -109,6 +109,6 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
             host.close().await;
         }
         assert_eq!(host.docker.call("DELETE", "/volumes/exec-builds", &[]).0, 204);
-        assert_eq!(host.objects("exec"), "", "objects of the job are left");
+        assert_eq!(host.objects("exec"), "", "no object of the job must be left");
     }
 }
