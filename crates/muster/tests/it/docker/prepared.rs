@@ -78,7 +78,7 @@ async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
         for name in ["ahead-b", "ahead-c"] {
             let waiting = host.until_prepared().await;
             let volumes = host.volumes_of(&waiting);
-            assert_eq!(volumes.len(), 2, "of /builds and of the agent");
+            assert_eq!(volumes.len(), 2, "there must be a volume for /builds, and one for the agent's files");
             let commands = "echo \"$A on $(hostname) in $PWD\"; ls /mark /builds/mark /cache/mark || true; touch /mark /builds/mark /cache/mark";
             let log = host.pass(&preparable(name), commands).await;
             assert!(log.contains(TAKEN), "{log}");
