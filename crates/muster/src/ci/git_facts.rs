@@ -9,7 +9,7 @@ use muster_source::Snapshot;
 pub(super) struct ProjectIdentity {
     /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// Base URL of the server's web pages. `None` if no remote has a URL that [`parse_remote`] accepts.
+    /// Base URL of the server's web pages. `None` if there is no remote, or if [`parse_remote`] rejects its URL.
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,

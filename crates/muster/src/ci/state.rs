@@ -187,7 +187,8 @@ impl ProjectState {
     /// Deletes runs that exceed the maximum age or the maximum total size in `retention`. Keeps the newest `min_runs` runs
     /// and all active runs.
     ///
-    /// Calls `on_kept` once for each directory of a deleted run that could not be deleted completely, with the first path and its error.
+    /// Empties the trash first. Calls `on_kept` for each directory there that cannot be deleted completely and was not reported yet, with the
+    /// first path and its error.
     pub(super) fn prune(&self, retention: &Retention, now: SystemTime, on_kept: &mut dyn FnMut(&Path, &io::Error)) {
         // A process that was killed may have left files there.
         self.trash().empty_and_report_once(on_kept);

@@ -1,4 +1,4 @@
-//! All output of commands: colors, tables, durations.
+//! Output of commands: colors, tables, durations.
 //!
 //! anstream removes colors if the output is not a terminal, or if NO_COLOR, CLICOLOR or TERM disable them.
 

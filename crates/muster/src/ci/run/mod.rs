@@ -114,8 +114,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     status
 }
 
-/// Replaces an error with one about the full disk, if the disk is full. Databases and git often report only "input/output error" in this
-/// case.
+/// Replaces an error that a full disk may have caused, if the disk is full. Databases and git often report only "input/output error".
 fn or_full_disk(error: CiError, directory: &Path) -> CiError {
     let may_hide_full_disk = matches!(
         error,

@@ -32,7 +32,7 @@ const MAX_FAILED_STARTS: u32 = 6;
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// Time between SIGTERM and SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(3);
-/// Maximum size of a job's log in KiB. Far above GitLab's default of 4 MiB, because it only costs the user's own disk space.
+/// Maximum size of a job's log in KiB. GitLab's default is 4 MiB, but here a log costs only the user's own disk space.
 const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
 /// Seconds for which the manager tries to reconnect to its agent. The agent is on the same machine, so if it cannot be restarted within
 /// this time (for example because the disk is full), it will not recover.

@@ -91,7 +91,7 @@ pub(crate) struct CacheArchiveArgs {
     /// Archive to create.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = path())]
     file: PathBuf,
-    /// Earlier archive, named by the other form of the cache's key. It is moved to --file.
+    /// Archive under the other form of the cache's key. Moved to --file unless that file exists.
     #[arg(long, value_name = "FILE", value_parser = path())]
     alternate_file: Option<PathBuf>,
     /// Presigned URL to check whether the store already has the cache.

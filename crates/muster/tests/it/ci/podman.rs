@@ -32,7 +32,9 @@ fn executable(podman: &DockerEngine) -> PathBuf {
     reachable
 }
 
-/// Returns the IDs of the containers and the names of the networks and volumes that jobs left at the engine, except the volume with the agent.
+/// Returns the IDs of the containers, and the names of the networks and volumes, that jobs left at the engine.
+///
+/// Omits the engine's own networks and the volume with the agent.
 fn objects(podman: &DockerEngine) -> Vec<String> {
     let mut names = Vec::new();
     for (path, list, name) in

@@ -9,7 +9,7 @@ use super::harness::{Host, IMAGE, failed, job, script};
 /// Commands that serve a file on port 8080.
 pub(super) const SERVER: &str =
     "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
-/// Image of the services. It exposes the port 8080.
+/// Image of the services. It exposes the ports 8080/tcp and 53/udp.
 const SERVICE_IMAGE: &str = "muster-test/service:1";
 
 /// Returns a job, and a service that runs `command`. [`run`] adds the service to the job.

@@ -143,7 +143,7 @@ async fn job_succeeds_with_warnings_if_the_store_is_killed() {
     contains(&log, &["Creating cache deps-main...", "Failed to create cache"]);
 }
 
-/// gitlab-runner. It is killed when it is dropped.
+/// A process of gitlab-runner. It is killed when dropped.
 struct GitlabRunner(Child);
 
 impl GitlabRunner {

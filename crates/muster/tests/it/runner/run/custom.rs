@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
-/// A driver as GitLab's documentation describes it. Each program appends its name and its stage to the file `calls`.
+/// A manager with a driver as GitLab's documentation describes it.
 struct Driver {
     harness: Harness,
     _run: ManagerProcess,
