@@ -284,7 +284,7 @@ pub(super) enum Event {
     /// A merge request from the branch to `--mr-target`.
     #[value(name = "merge_request_event", alias = "mr")]
     MergeRequest,
-    /// A push of a tag: the tag of `--tag`, or the tag of the current commit.
+    /// A push of a tag: `--tag`, or the current commit's tag.
     Tag,
     /// A schedule.
     Schedule,
