@@ -332,7 +332,7 @@ mod tests {
         drop(second);
         assert!(project.delete_run(2).unwrap());
         assert_eq!(project.start_run().unwrap().number, 3);
-        assert!(!project.delete_run(1).unwrap(), "an active run is not deleted");
+        assert!(!project.delete_run(1).unwrap(), "the active run 1 must not be deleted");
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
             other.delete_run_under(2, || other.lock_and(&move |path| waits.send(path.to_owned()).unwrap()))
         });
         // If the deletion does not wait for the lock, the channel is closed when the deletion has ended.
-        assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion waits for the lock");
+        assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion must wait for the lock");
         let _run = lock(&project.run_directory(2).join("lock"), &|_| ()).unwrap();
         drop(starting);
         assert!(!deleting.join().unwrap().unwrap(), "an active run must not be deleted");
@@ -362,7 +362,7 @@ mod tests {
         let run = project.start_run().unwrap();
         project.discard(run).unwrap();
         let run = project.start_run().unwrap();
-        assert_eq!(run.number, 1, "the number of a discarded run is used again");
+        assert_eq!(run.number, 1, "the number of a discarded run must be used again");
         drop(run);
         assert!(project.delete_run(1).unwrap());
         assert!(project.run_numbers().is_empty());

@@ -109,8 +109,8 @@ mod sys {
                 std::thread::yield_now();
             }
             let (found, grandchildren) = (running_descendants(), descendants_of(child.id()));
-            assert!(found.contains(&child.id()), "the process with the non-UTF-8 name was not found");
-            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "the children of the process were not found");
+            assert!(found.contains(&child.id()), "the process with the non-UTF-8 name must be found");
+            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "the children of the process must be found");
             grandchildren.into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }

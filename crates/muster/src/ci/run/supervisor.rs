@@ -250,12 +250,12 @@ mod tests {
             assert_eq!(backoff.wait_after(true), Some(Duration::ZERO));
         }
         let waits: Vec<_> = std::iter::from_fn(|| backoff.wait_after(false)).take(100).collect();
-        assert_eq!(waits.len(), 5, "the sixth exit without progress is the last");
+        assert_eq!(waits.len(), 5, "the run must fail at the sixth exit without progress");
         assert!(waits.is_sorted() && waits[0] >= Duration::from_millis(50), "{waits:?}");
         assert_eq!(backoff.wait_after(true), Some(Duration::ZERO));
         assert!(
             backoff.wait_after(false).is_some_and(|wait| wait <= Duration::from_millis(100)),
-            "the count starts again"
+            "the count must start again"
         );
     }
 
@@ -295,7 +295,7 @@ mod tests {
             supervise(options, receiver, CancellationToken::new(), exit_statuses).await.unwrap_err().to_string();
         assert!(error.contains("exited 6 times") && error.contains("exit status: 3"), "{error}");
         assert!(error.contains("final log line") && error.contains(&log.display().to_string()), "{error}");
-        assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "started six times");
+        assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "the manager must be started six times");
         assert_eq!(exits.recv().await.as_deref(), Some("exit status: 3"));
     }
 

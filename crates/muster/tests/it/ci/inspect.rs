@@ -65,7 +65,7 @@ fn graph_has_three_formats() {
     "#);
     let svg = project.ci(&["graph", "--format", "svg"]).code(0).out;
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
-    assert_eq!(svg.matches("<rect").count(), 4, "each job has a box");
+    assert_eq!(svg.matches("<rect").count(), 4, "each job must have a box");
 }
 
 #[test]

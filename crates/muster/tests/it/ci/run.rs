@@ -54,7 +54,7 @@ fn c200_many_jobs_run_stage_by_stage() {
                 let stage: usize = name[1..2].parse().unwrap();
                 assert!(
                     passed.len() >= stage * 6,
-                    "{name} started before all jobs of earlier stages had passed: {passed:?}"
+                    "{name} must not start before all jobs of earlier stages have passed: {passed:?}"
                 );
                 assert_eq!(started.insert(name, position), None, "each job must start once");
             }
@@ -416,8 +416,8 @@ fn jobs_are_requested_over_grpc_after_the_first_response() {
     let calls = |text: &str, words: &[&str]| text.lines().filter(|line| has_all(line, words)).count();
     let (before, after) = log.split_once("coordinator supports gRPC").unwrap_or_else(|| panic!("{log}"));
     let (http, grpc) = (["endpoint=request_job", "transport=http"], ["endpoint=request_job", "transport=grpc"]);
-    assert_eq!((calls(before, &http), calls(before, &grpc)), (1, 0), "only the first request uses HTTP:\n{log}");
+    assert_eq!((calls(before, &http), calls(before, &grpc)), (1, 0), "only the first request must use HTTP:\n{log}");
     assert_eq!(calls(after, &http), 0, "{log}");
-    assert!(calls(after, &[&grpc[..], &["status=201"]].concat()) > 0, "no job arrived over gRPC:\n{log}");
+    assert!(calls(after, &[&grpc[..], &["status=201"]].concat()) > 0, "a job must arrive over gRPC:\n{log}");
     assert!(calls(after, &["endpoint=update_job", "transport=http"]) > 0, "{log}");
 }

@@ -26,7 +26,7 @@ async fn steps_run_in_a_container_that_is_removed_afterwards() {
         assert!(log.contains("handed on on first-host in /builds/group/project\n"), "{log}");
         assert!(log.contains("\nmuster-agent\na log line\n"), "{log}");
         assert!(log.contains("/.muster/muster-agent\nagent\ncontainer\n"), "{log}");
-        assert!(!log.contains("MUSTER_AGENT_MODE"), "the job inherits a variable of the agent: {log}");
+        assert!(!log.contains("MUSTER_AGENT_MODE"), "the job must not inherit variables of the agent: {log}");
         assert_eq!(host.objects("first"), "", "no object of the job must be left");
     }
 }

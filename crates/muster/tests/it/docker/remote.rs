@@ -89,7 +89,7 @@ async fn job_with_a_service_runs_at_an_engine_that_has_no_files_of_this_machine(
         let greeting =
             format!("handed on on {}-host in /builds/group/project, 0 files of the agent\n", remote.name("job"));
         assert!(log.contains(&greeting) && log.contains("\nserved\n"), "{log}");
-        assert!(log.contains("/.muster/muster-agent agent dial"), "the agent was not reached through exec: {log}");
+        assert!(log.contains("/.muster/muster-agent agent dial"), "the agent must be reached through exec: {log}");
         remote.check_objects("job");
     }
 }
