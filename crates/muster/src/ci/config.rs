@@ -61,7 +61,7 @@ struct Templates {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Remote {
-    /// Whether to use only the cache, as with `--offline`.
+    /// Whether to work without the network, as with `--offline`.
     offline: bool,
     /// Timeout in seconds for all remote includes of a pipeline together. `None` means the default of [`IncludeConfig`].
     timeout: Option<f64>,

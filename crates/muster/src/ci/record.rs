@@ -19,7 +19,7 @@ pub(super) struct RunRecord {
     pub(super) version: u32,
     /// Start time in RFC 3339.
     pub(super) started_at: String,
-    /// ID of the run's parent pipeline.
+    /// ID of the run's root pipeline.
     pub(super) pipeline: PipelineId,
     /// Event of the pipeline, as in `CI_PIPELINE_SOURCE`.
     pub(super) source: String,

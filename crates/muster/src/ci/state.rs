@@ -144,7 +144,7 @@ impl ProjectState {
         lock(&self.directory.join("lock"), on_wait)
     }
 
-    /// Returns the directory for what is being deleted.
+    /// Returns the trash, for directories that are being deleted.
     pub(super) fn trash(&self) -> Trash {
         Trash::new(self.directory.join("trash"))
     }

@@ -148,7 +148,7 @@ fn discard(
 struct ReadyPipeline {
     prepared: Prepared,
     pipeline: Pipeline,
-    /// Names of the manual jobs to start.
+    /// Names of the manual and delayed jobs to start immediately.
     play: Vec<String>,
     server: HttpServer,
     /// Engine for jobs in containers. `None` means that all jobs run directly on this machine, or on external runners.

@@ -167,7 +167,7 @@ pub(super) fn start_and_wait_for(
     panic!("the run ended ({status}) before {line:?}: {text}");
 }
 
-/// Returns the processes whose command line contains this text.
+/// Returns each process's command line that contains this text.
 pub(super) fn processes(text: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());

@@ -11,11 +11,11 @@ use super::harness::{Host, failed, job, script};
 /// Image without a shell.
 const NO_SHELL: &str = "muster-test/shellless:1";
 
-/// Command that writes a step, which prints the ID of its user.
+/// Command that writes a step that prints the ID of its user.
 const WRITE_ID: &str = r"printf 'spec: {}\n---\nexec: {command: [/usr/bin/id, -u]}\n' > id/step.yml";
-/// Command that writes a step, which calls the step of [`WRITE_TOUCH`].
+/// Command that writes a step that calls the step of [`WRITE_TOUCH`].
 const WRITE_MAKE: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nrun: [{name: touch, step: ./touch, inputs: {file: "${{ inputs.file }}"}}]\n' > make/step.yml"#;
-/// Command that writes a step, which creates a file.
+/// Command that writes a step that creates a file.
 const WRITE_TOUCH: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nexec: {command: [touch, "${{ inputs.file }}"]}\n' > make/touch/step.yml"#;
 
 /// Returns a job with an image that is created from a root file system.
