@@ -141,7 +141,7 @@ async fn container_that_was_killed_paused_or_removed_while_it_waited_fails_no_jo
 }
 
 #[tokio::test]
-async fn newer_image_with_the_same_name_is_never_missed() {
+async fn newer_image_with_the_same_name_replaces_the_prepared_container() {
     for host in Host::start_on_each_engine().await {
         let name = "muster-test/retagged:1";
         let version = |version: &str| host.docker.create_image(name, &[&format!("ENV VERSION={version}")]);
