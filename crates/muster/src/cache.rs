@@ -102,7 +102,7 @@ fn options_of(only_due: bool, runner: &RunnerSettings, options: CollectOptions) 
     Some(CollectOptions { grace, max_age, min_interval: Some(interval), ..options })
 }
 
-/// Collects the stores of a runner in its object store. Returns false if a collection failed.
+/// Collects the chunk stores in the object store of a runner. Returns false if a collection failed.
 async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bool {
     let Some(store) = &runner.cache.store else { return true };
     let mut prefix: Vec<String> = runner.cache.path.split('/').map(str::to_owned).collect();
@@ -128,8 +128,7 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
 
 /// Collects a store on this machine, unless its last collection is too recent. Returns false if the collection failed.
 ///
-/// `only_own` is true if a manager started the collection. Stores of other users are then skipped, because the jobs of these
-/// users can write to the stores, so this user must not delete anything there.
+/// `only_own` skips the stores of other users, whose jobs can write to these stores.
 fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
     let owner = store.root().symlink_metadata().map(|found| found.uid());
     if only_own && owner.is_ok_and(|owner| owner != rustix::process::geteuid().as_raw()) {

@@ -79,7 +79,7 @@ pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> 
     TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
-/// Returns the version information about this manager. Each job request has the same information.
+/// Returns the version information about this manager.
 pub(crate) fn version_info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &SettingsContext::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()

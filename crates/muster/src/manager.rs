@@ -55,7 +55,7 @@ pub(crate) struct ManagerArgs {
     /// Exit when the process with this ID exits. The agent then exits too, and its jobs end.
     #[arg(long, value_name = "PID")]
     exit_with_pid: Option<i32>,
-    /// Shell of the jobs' scripts: bash or sh.
+    /// Shell of the jobs' scripts: bash, sh, pwsh or powershell.
     #[arg(long, default_value = "bash")]
     shell: String,
     /// Start the shells as login shells.

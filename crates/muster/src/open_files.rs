@@ -1,7 +1,7 @@
 //! Limit of open files (`ulimit -n`), and the number of jobs that it allows.
 //!
-//! A process may raise its soft limit to the hard limit. Manager and agent do so. Processes of jobs keep the limit that the manager was
-//! started with, because some programs iterate over all file descriptors up to the limit.
+//! A process may raise its soft limit to the hard limit. Manager and agent do so. By default, processes of jobs keep the limit that the
+//! manager was started with, because some programs iterate over all file descriptors up to the limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

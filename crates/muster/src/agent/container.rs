@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RETENTION, bridge, relay};
 
-/// Maximum size of the logs in the container. The agent that created the container limits the log of the job.
+/// Maximum size of the logs in the container.
 const SPOOL_LIMIT: u64 = 16 << 30;
 /// Permissions of a directory that all users share.
 const SHARED_MODE: u32 = 0o777;
@@ -29,8 +29,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 const PROBE_DELAY: Duration = Duration::from_millis(100);
 /// Time without connections after which the agent exits. Its exit ends the job and the container.
 ///
-/// The agent that created the container connects immediately. If it cannot reconnect within a minute, it fails the job and removes the
-/// container. This timeout stops the script if the removal fails too.
+/// Applies if the agent that created the container can neither connect again nor remove the container.
 const UNATTENDED_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Arguments of `muster agent container`.
@@ -101,7 +100,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     })
 }
 
-/// Creates a directory that every user can write to. If that is not possible, the step that needs the directory reports it.
+/// Creates a directory that every user can write to. An error is only logged.
 fn create_shared(directory: &Path) {
     let created = std::fs::create_dir_all(directory).and_then(|()| {
         let mode = std::fs::metadata(directory)?.permissions().mode();
@@ -127,7 +126,7 @@ fn exec_without_variables() -> ExitCode {
         }
         Err(error) => error,
     };
-    // The log of this process is not read yet. Standard error becomes part of the job's log.
+    // Standard error becomes part of the job's log.
     let _ = writeln!(std::io::stderr(), "failed to start the agent in the container: {error}");
     ExitCode::FAILURE
 }

@@ -158,7 +158,7 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Returns which logs to show in a run of this many jobs. Machine-readable output gets whole logs.
+    /// Returns the logs to show: the value of `--log`, or the default for this number of jobs.
     pub(super) fn log_mode(&self, jobs: usize) -> LogMode {
         let short = if self.output == OutputMode::Human { LogMode::Tail } else { LogMode::Failed };
         self.log.unwrap_or(if jobs == 1 { LogMode::Live } else { short })
@@ -284,7 +284,7 @@ pub(super) enum Event {
     /// A merge request from the branch to `--mr-target`.
     #[value(name = "merge_request_event", alias = "mr")]
     MergeRequest,
-    /// A push of a tag: the tag of `--tag`, or that of the current commit.
+    /// A push of a tag: `--tag`, or the current commit's tag.
     Tag,
     /// A schedule.
     Schedule,
@@ -328,7 +328,7 @@ pub(super) enum OutputMode {
     /// Progress and a summary for humans.
     #[default]
     Human,
-    /// One JSON object per event and line.
+    /// One JSON object per event, each on its own line.
     Json,
     /// One JUnit report at the end, with a test case per job.
     Junit,

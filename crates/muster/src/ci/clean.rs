@@ -44,12 +44,12 @@ pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
 }
 
 impl Cleaned {
-    /// Deletes the runs of a project, and its caches if nothing is running.
+    /// Deletes the runs of a project that are not active. Also deletes the project's caches if no run is active.
     fn delete_project(&mut self, project: &ProjectState) {
         if !project.directory.exists() {
             return;
         }
-        // Runs that are being started are not active yet, and would use the caches.
+        // Without the lock, a run could be started meanwhile and use the caches.
         let lock = match project.lock() {
             Ok(lock) => lock,
             Err(error) => return self.report("lock", &project.directory, &error),

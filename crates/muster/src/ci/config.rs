@@ -61,7 +61,7 @@ struct Templates {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Remote {
-    /// Whether to use only the cache, as with `--offline`.
+    /// Whether to work without the network, as with `--offline`.
     offline: bool,
     /// Timeout in seconds for all remote includes of a pipeline together. `None` means the default of [`IncludeConfig`].
     timeout: Option<f64>,
@@ -155,7 +155,7 @@ impl Config {
         if !problems.is_empty() {
             return Err(CiError::Config { path: file, problems });
         }
-        // The error of invalid TOML shows the line. It may contain a value, but only if that value is not valid TOML.
+        // The error of invalid TOML shows the line, which may contain a value.
         let mut config: Self = toml::from_str(text)
             .map_err(|error| CiError::Config { path: file.clone(), problems: vec![error.to_string()] })?;
         config.file = file;

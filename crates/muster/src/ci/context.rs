@@ -214,8 +214,8 @@ fn merge_request(
 
 /// Returns the commit with which a push is compared, and the description of that commit.
 ///
-/// This is the upstream branch as last fetched, or the previous commit if there is nothing to push. Returns `None` for a branch without
-/// upstream, which would be new on the server, and if there is nothing to push and no previous commit. The changes are then unknown.
+/// This is the upstream branch as last fetched, or the previous commit if there is nothing to push. Returns `None` if the branch has no
+/// upstream, or if the previous commit does not exist.
 fn pushed_from(snapshot: &Snapshot) -> Option<(String, String)> {
     let upstream = snapshot.upstream()?;
     let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;

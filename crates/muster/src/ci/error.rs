@@ -14,7 +14,7 @@ pub(crate) enum ExitStatus {
     Passed,
     /// 1: the pipeline failed, or a named job waits for manual jobs that are not named.
     Failed,
-    /// 2: the configuration, the arguments or this machine have a problem. No pipeline ran to completion.
+    /// 2: the configuration, the arguments or this machine have a problem.
     BadConfiguration,
     /// 130: canceled by Ctrl-C or a signal.
     Canceled,
@@ -74,7 +74,7 @@ pub(crate) enum CiError {
         #[source]
         source: std::io::Error,
     },
-    /// Some directories could not be deleted completely. For each directory, the first problem has been reported.
+    /// Some directories could not be locked or deleted completely. The problems have been reported.
     #[error(
             "failed to delete {} of the state directory; delete the files of other users (such as files that jobs created with `sudo` or \
              in containers) as these users, then clean again",

@@ -141,7 +141,7 @@ fn decision_line(decision: &Decision) -> String {
     format!("{}{}", ui::paint(style, &ui::plain(&decision.text)), location.unwrap_or_default())
 }
 
-/// Adds the variables of the configuration and the user, each with its origin. Omits predefined ones, which are the same for all jobs.
+/// Adds the variables of the configuration and the user, each with its origin. Omits predefined variables.
 fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
     let context = &prepared.context;
     let environment = job.environment.as_ref().map(|environment| environment.name.as_str());

@@ -4,12 +4,12 @@ use muster_job::Secret;
 use muster_pipeline::slug::slug;
 use muster_source::Snapshot;
 
-/// Facts for the predefined variables.
+/// Facts about the project, its server and the user.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ProjectIdentity {
     /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// Base URL of the server's web pages. `None` without a remote, and if the remote's URL is not one of a project on a server.
+    /// Base URL of the server's web pages. `None` if there is no remote, or if [`parse_remote`] rejects its URL.
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,

@@ -134,7 +134,7 @@ impl VariableFile {
         Ok(())
     }
 
-    /// Adds one value. If no type is given and the value is the path of an existing file, adds a file variable with the content of that file.
+    /// Adds one value. If `kind` is `None` and the value is an absolute or `~` path of a file, adds the file's content as a file variable.
     fn add_one(
         &self,
         key: &str,

@@ -92,8 +92,7 @@ fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     parts.join(", ")
 }
 
-/// Draws a graph for Graphviz. All edges between two stages meet in one point, because an edge for each pair of jobs would make the graph
-/// unreadable.
+/// Draws a graph for Graphviz. Edges that follow from the order of stages meet in one point, which keeps their number small.
 fn dot(pipeline: &Pipeline) -> String {
     let mut text = String::from("digraph pipeline {\n  rankdir=LR;\n  node [shape=box, style=rounded];\n");
     let columns = columns(pipeline);

@@ -7,7 +7,7 @@
 //! Each subcommand is a module. They share `args`, `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs)
 //! and `ui` (all output).
 //!
-//! Invariant: however a command ends, no process of the command remains, and only `muster ci vendor` has changed the user's repository.
+//! Invariant: only `muster ci vendor` and `show --extract` write to the user's repository.
 
 mod args;
 mod clean;
@@ -49,8 +49,7 @@ pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
 /// Default log filter: only events on which a user may need to act.
 ///
-/// Most logs of the coordinator are off: when a run ends, requests to the coordinator are interrupted, so errors of these requests are expected.
-/// Failures to store data are reported as events.
+/// Most logs of the coordinator are off, because the end of a run interrupts requests. Failures to store data are reported as events.
 const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
 /// Runs a subcommand of `muster ci`.
@@ -80,7 +79,7 @@ pub(crate) fn print_styled(text: &str) -> ExitCode {
     report_output_error(ExitCode::SUCCESS)
 }
 
-/// Reports an error of writing stdout, and turns success into failure in that case, because the output is incomplete.
+/// Reports an error of writing stdout, and turns success into failure in that case.
 pub(crate) fn report_output_error(code: ExitCode) -> ExitCode {
     let Some(error) = ui::output_error() else { return code };
     let problem = CiError::Output(error);

@@ -19,7 +19,7 @@ pub(super) struct RunRecord {
     pub(super) version: u32,
     /// Start time in RFC 3339.
     pub(super) started_at: String,
-    /// ID of the run's parent pipeline.
+    /// ID of the run's root pipeline.
     pub(super) pipeline: PipelineId,
     /// Event of the pipeline, as in `CI_PIPELINE_SOURCE`.
     pub(super) source: String,
@@ -31,7 +31,7 @@ pub(super) struct RunRecord {
     pub(super) dirty: bool,
     /// `passed`, `failed`, `canceled`, `blocked` or `error`. `None` while the run is active, or if it was killed.
     pub(super) outcome: Option<String>,
-    /// Duration in milliseconds. `None` if there is no outcome yet, or the outcome is `error`.
+    /// Duration in milliseconds. `None` if the outcome is `None` or `error`.
     pub(super) duration_ms: Option<u64>,
 }
 

@@ -12,8 +12,8 @@ use super::error::CiError;
 /// immediately.
 ///
 /// # Errors
-/// Returns [`CiError::Usage`] with suggestions if a job does not exist, or [`CiError::NeedsManual`] if a named job would wait for a manual
-/// job that is not named.
+/// Returns [`CiError::NeedsManual`] if a named job would wait for a manual job that is not named, or [`CiError::Usage`] if the arguments
+/// are invalid for this pipeline.
 pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Vec<String>), CiError> {
     let manual = args.manual.iter().map(|name| manual_jobs(&pipeline, name)).collect::<Result<Vec<_>, _>>()?.concat();
     let mut names = args.jobs.clone();

@@ -1,7 +1,7 @@
 //! `muster ci shell JOB`: opens a shell in the workspace of a finished job, with its variables.
 //!
 //! After `run --keep`, the workspace of each job still exists. Otherwise, the shell runs in a new workspace with the commit, the
-//! job's artifacts and the artifacts that it received.
+//! job's artifacts and the artifacts that the job received.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Returns the directory that contains a job's workspace in a run with `--keep`, in which each job has its own workspace.
+/// Returns the directory that contains a job's workspace in a run with `--keep`.
 pub(super) fn job_workspace_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
     run.join("builds").join(job.to_string())
 }

@@ -150,7 +150,7 @@ fn show_runs(project: &ProjectState) {
     ui::out(&table.to_string());
 }
 
-/// Returns the text for a job's status. In a run that was killed, unfinished jobs have an unknown result or were never started.
+/// Returns the text for a job's status. In a run that is not active, unfinished jobs are `unknown` or `not run`.
 fn status_text(job: &JobView, is_active: bool) -> &'static str {
     match job.status {
         JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !is_active => "unknown",
@@ -370,7 +370,7 @@ fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &Un
     }
     let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
     let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
-    // An archive may contain a symlink with the report's name. It is replaced, not followed.
+    // An archive may contain a symlink with the report's name. The symlink is replaced, not followed.
     let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None, size: None };
     let meter = Meter::new(limits.limits(), &|| false);
     let mut tree = Tree::new(&dir, &meter);

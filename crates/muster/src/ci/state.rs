@@ -115,7 +115,7 @@ impl ProjectState {
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
         let moved = {
-            // The next run can get the same number, so no other process may delete this one later.
+            // The next run can get the same number, so the directory must be moved before the lock is released.
             let _lock = self.lock()?;
             drop(run);
             let moved = self.move_run_to_trash(number)?;
@@ -144,7 +144,7 @@ impl ProjectState {
         lock(&self.directory.join("lock"), on_wait)
     }
 
-    /// Returns the directory for what is being deleted.
+    /// Returns the trash, for directories that are being deleted.
     pub(super) fn trash(&self) -> Trash {
         Trash::new(self.directory.join("trash"))
     }
@@ -187,7 +187,8 @@ impl ProjectState {
     /// Deletes runs that exceed the maximum age or the maximum total size in `retention`. Keeps the newest `min_runs` runs
     /// and all active runs.
     ///
-    /// Calls `on_kept` once for each directory of a deleted run that could not be deleted completely, with the first path and its error.
+    /// Empties the trash first. Calls `on_kept` for each directory there that cannot be deleted completely and was not reported yet, with the
+    /// first path and its error.
     pub(super) fn prune(&self, retention: &Retention, now: SystemTime, on_kept: &mut dyn FnMut(&Path, &io::Error)) {
         // A process that was killed may have left files there.
         self.trash().empty_and_report_once(on_kept);
@@ -331,7 +332,7 @@ mod tests {
         drop(second);
         assert!(project.delete_run(2).unwrap());
         assert_eq!(project.start_run().unwrap().number, 3);
-        assert!(!project.delete_run(1).unwrap(), "an active run is not deleted");
+        assert!(!project.delete_run(1).unwrap(), "the active run 1 must not be deleted");
     }
 
     #[test]
@@ -347,10 +348,10 @@ mod tests {
             other.delete_run_under(2, || other.lock_and(&move |path| waits.send(path.to_owned()).unwrap()))
         });
         // If the deletion does not wait for the lock, the channel is closed when the deletion has ended.
-        assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion waits for the lock");
+        assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion must wait for the lock");
         let _run = lock(&project.run_directory(2).join("lock"), &|_| ()).unwrap();
         drop(starting);
-        assert!(!deleting.join().unwrap().unwrap(), "the run is active");
+        assert!(!deleting.join().unwrap().unwrap(), "an active run must not be deleted");
         assert_eq!(project.run_numbers(), [1, 2]);
     }
 
@@ -361,7 +362,7 @@ mod tests {
         let run = project.start_run().unwrap();
         project.discard(run).unwrap();
         let run = project.start_run().unwrap();
-        assert_eq!(run.number, 1, "the number of a discarded run is used again");
+        assert_eq!(run.number, 1, "the number of a discarded run must be used again");
         drop(run);
         assert!(project.delete_run(1).unwrap());
         assert!(project.run_numbers().is_empty());

@@ -34,7 +34,7 @@ impl StepLists {
     /// Reads the configuration, everything that it includes, and its child pipelines.
     ///
     /// # Errors
-    /// Returns an error if the pipeline's own configuration cannot be read or has errors. Prints these errors.
+    /// Returns an error if the pipeline's own configuration cannot be read or has errors. Errors of the configuration are printed.
     pub(crate) async fn read(args: &StepListsArgs) -> Result<Self, CiError> {
         let read = |sources: PipelineSources| {
             // The rules of an include may exclude it for this event but not for others.

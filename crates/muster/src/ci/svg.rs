@@ -28,7 +28,7 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2937}.stage{fon
     .order{stroke-dasharray:2 4}\
     @media(prefers-color-scheme:dark){text{fill:#e5e7eb}rect{fill:#1f2937;stroke:#9ca3af}}";
 
-/// Position and size of a job's box.
+/// Position and width of a job's box, in pixels.
 struct BoxRect {
     x: usize,
     y: usize,

@@ -45,9 +45,7 @@ impl Trash {
         self.entries().iter().map(|entry| remove_as_much_as_possible(entry, on_error)).sum()
     }
 
-    /// Deletes the content of the trash as [`Trash::empty`] does, but reports each directory only once.
-    ///
-    /// Later calls do not report the directory again, even in other processes.
+    /// Deletes the content of the trash as [`Trash::empty`] does, but reports each directory only once, even across processes.
     pub(super) fn empty_and_report_once(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) {
         for entry in self.entries() {
             let is_reported = entry.extension().is_some_and(|extension| extension == REPORTED);
@@ -114,6 +112,6 @@ mod tests {
         assert!(reported[0].is_dir() && !directory.join("other").exists());
         let mut count = 0;
         trash.empty(&mut |_, _| count += 1);
-        assert_eq!(count, 1, "`muster ci clean` reports it each time");
+        assert_eq!(count, 1, "`muster ci clean` must report the directory again");
     }
 }

@@ -1,4 +1,4 @@
-//! All output of commands: colors, tables, durations.
+//! Output of commands: colors, tables, durations.
 //!
 //! anstream removes colors if the output is not a terminal, or if NO_COLOR, CLICOLOR or TERM disable them.
 
@@ -159,20 +159,19 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Formats a value as indented JSON that ends with a line break. Its texts cannot send commands to the terminal.
+/// Formats a value as indented JSON that ends with a line break. Control characters in texts are escaped.
 pub(crate) fn json(value: &impl serde::Serialize) -> String {
     let mut text = escape_controls(&serde_json::to_string_pretty(value).unwrap_or_default());
     text.push('\n');
     text
 }
 
-/// Formats a value as JSON in one line, without a line break. Its texts cannot send commands to the terminal.
+/// Formats a value as JSON in one line, without a line break. Control characters in texts are escaped.
 pub(crate) fn json_line(value: &serde_json::Value) -> String {
     escape_controls(&value.to_string())
 }
 
-/// Escapes the control characters in the texts of a JSON document. JSON itself requires this only for the first 32, and parsers read the same
-/// values.
+/// Escapes the control characters in the texts of a JSON document. JSON itself requires this only for U+0000 to U+001F.
 fn escape_controls(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len() + 1);
     for c in json.chars() {

@@ -27,7 +27,7 @@ pub(super) struct Load {
 
 /// Number of waves in a cycle.
 const WAVES_PER_CYCLE: usize = 8;
-/// Pause before a burst. Idle instances are deleted in it.
+/// Pause before a burst, long enough for the deletion of idle instances.
 const CYCLE_PAUSE: Duration = Duration::from_millis(3500);
 /// Pause before a wave of one or two jobs.
 const SMALL_WAVE_PAUSE: Duration = Duration::from_millis(900);
@@ -106,7 +106,7 @@ mod tests {
         let all = waves(3);
         assert_eq!(all.iter().map(|wave| wave.jobs.len()).sum::<usize>(), 40);
         assert_eq!((all[0].jobs.len(), all[WAVES_PER_CYCLE].after), (9, CYCLE_PAUSE));
-        assert_eq!(Load::new(1, None, 4).take(1000).count(), 1000, "a load without limit never ends");
+        assert_eq!(Load::new(1, None, 4).take(1000).count(), 1000, "a load without limit must not end");
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //!                         | events                   | HTTP: status, explain
 //!                         +----------> screen <------+
 //! ```
-//! The parts are the same as in a real installation, but they run in one process and a temporary directory. The demo needs no
-//! settings, no network, no privileges and no programs except `sh` and `sleep`. At the end, the demo checks that no instance is left.
+//! The parts are the same as in a real installation, but the coordinator and the manager share a process and a temporary directory.
+//! The demo needs no settings, no network, no privileges and no programs except `sh` and `sleep`.
 
 mod load;
 mod render;

@@ -52,7 +52,7 @@ impl Screen {
         write(&text);
     }
 
-    /// Returns a receiver of pressed keys. A thread reads them until the input or the process ends.
+    /// Returns a receiver of pressed keys, which a thread reads. Receives nothing if stdin is not a terminal.
     pub(super) fn keys(&self) -> mpsc::Receiver<u8> {
         let (sender, receiver) = mpsc::channel(1);
         if self.previous.is_some() {

@@ -30,7 +30,7 @@ pub(super) struct Counts {
     pub(super) failed: usize,
     /// Jobs with a first log line that have not finished.
     pub(super) running: usize,
-    /// Jobs in the queue, and assigned ones without a first log line.
+    /// Unfinished jobs without a first log line.
     pub(super) waiting: usize,
 }
 

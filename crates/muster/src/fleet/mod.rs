@@ -23,7 +23,7 @@ pub(crate) enum Command {
     Status(Box<status::StatusArgs>),
     /// Explain why a job waits, or why an instance was created, kept or deleted.
     ///
-    /// Prints a summary, then the scaling decisions of the last day that led to it, with their inputs.
+    /// Prints a summary, then the related scaling decisions of the last day.
     Explain(Box<explain::ExplainArgs>),
     /// Cordon an instance: it keeps its running jobs and gets no new ones.
     ///

@@ -100,7 +100,7 @@ pub(super) async fn delete(args: DeleteArgs) -> ExitCode {
     run(args.args, OperatorAction::Delete { force: args.force }).await
 }
 
-/// Runs `muster fleet cordon`, `uncordon` or `drain`.
+/// Sends an operation to the manager, and prints the reply.
 pub(super) async fn run(args: OperateArgs, action: OperatorAction) -> ExitCode {
     let answer = match send_request(&args, action).await {
         Ok(answer) => answer,

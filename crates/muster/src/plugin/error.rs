@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use muster_fleeting::install::{InstallError, ResolveError};
 use muster_oci::{CredentialsError, ReferenceError, RegistryError};
 
-/// Error that ends a command. If a command handles several plugins, errors of single plugins are printed and do not end it.
+/// Error that ends a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PluginError {
     #[error(transparent)]

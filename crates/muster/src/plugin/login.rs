@@ -62,7 +62,7 @@ fn from_stdin() -> std::io::Result<String> {
     let mut password = String::new();
     let length = std::io::stdin().lock().take(MAX_PASSWORD_BYTES + 1).read_to_string(&mut password)?;
     if length as u64 > MAX_PASSWORD_BYTES {
-        return Err(std::io::Error::other(format!("it is longer than {MAX_PASSWORD_BYTES} bytes")));
+        return Err(std::io::Error::other(format!("the password is longer than {MAX_PASSWORD_BYTES} bytes")));
     }
     Ok(password.trim_end_matches(['\r', '\n']).to_owned())
 }

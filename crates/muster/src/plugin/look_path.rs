@@ -1,4 +1,4 @@
-//! `look-path`: prints the executable of a plugin.
+//! `look-path`: prints the executable of a plugin, with the arguments that start a built-in plugin.
 
 use muster_fleeting::install::resolve;
 

@@ -1,7 +1,7 @@
 //! `muster plugin`: manages plugins for instance groups. Also runs as `fleeting` and `gitlab-runner fleeting`.
 //!
-//! Each command is a module with its arguments and `run`. Exit codes: 0 for success, 1 if something failed, 2 for invalid arguments. The
-//! command `test` also returns 2 if the plugin could not be tested.
+//! Each command is a module with its arguments and `run`. Exit codes: 0 for success, 1 if something failed, 2 if the arguments do not
+//! parse. The command `test` also returns 2 if the plugin could not be tested.
 
 mod error;
 mod install;

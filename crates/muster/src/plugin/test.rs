@@ -47,7 +47,7 @@ pub(crate) struct PluginTestArgs {
     list: bool,
 }
 
-/// Runs `muster plugin test`. Exit codes: 0 if no test failed, 1 if one did, 2 if the plugin could not be tested.
+/// Runs `muster plugin test`. Exit codes: 0 if the tests passed, 1 if not, 2 if the plugin could not be tested.
 pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     if args.list {
         for case in conformance::CASES {

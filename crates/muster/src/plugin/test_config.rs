@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::PluginError;
 
-/// Content of the file: the keys of `[runners.autoscaler]` that a plugin gets, and settings of the tests.
+/// Content of the file: keys of `[runners.autoscaler]`, and settings of the tests.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct TestConfig {

@@ -1,7 +1,7 @@
 //! `migrate-machine`: converts a configuration with Docker Machine to one with an autoscaler (requirement R026).
 //!
-//! Prints the whole new file to standard output, and remaining tasks to standard error. Writes no file. The exit code is 1 if there is
-//! nothing to migrate, or if the configuration has errors.
+//! Prints the whole new file to standard output, and remaining tasks to standard error. Writes no file. The exit code is 1 after an error,
+//! or if there is nothing to migrate.
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `muster runner`, which is the whole program under the name `gitlab-runner`: its commands, flags and exit codes.
+//! `muster runner`: the commands, flags and exit codes of gitlab-runner. Under the name `gitlab-runner`, the program has only these commands.
 //!
 //! Each command is a module with its arguments and `run`. Global flags precede the command. Errors end with exit code 1, including invalid
 //! arguments. Exceptions are documented at their commands.

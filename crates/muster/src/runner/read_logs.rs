@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Exit code if the file was deleted, because the job's environment was cleaned up.
 const EXIT_FILE_DELETED: u8 = 100;
-/// Poll interval. The file may be written by another machine, where file events are not available.
+/// Poll interval. File events would not report writes by another machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum length of a printed line in bytes. Longer lines are split.
 const MAX_LINE_BYTES: usize = 16 * 1024;

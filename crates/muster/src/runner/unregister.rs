@@ -1,5 +1,5 @@
-//! `unregister`: removes runners from the server and from the file. If a runner was created on the server, it stays there, and
-//! the server deletes only the runner's entry for this manager.
+//! `unregister`: removes runners from the server and from the file. A runner that was created on the server is kept there: the server
+//! deletes only the entry of this manager.
 
 use std::process::ExitCode;
 
@@ -74,7 +74,7 @@ async fn unregister(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     Ok(super::change::remove(&args.select.config.path(), &unregistered)?)
 }
 
-/// Checks that the file can be saved. Otherwise, it would keep runners that the server has deleted.
+/// Checks that the file can be saved. Otherwise, the file would keep runners that the server has deleted.
 fn check_writable(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     ConfigFile::open(&args.select.config.path())
         .and_then(|file| file.check_writable())

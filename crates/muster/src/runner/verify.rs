@@ -18,7 +18,7 @@ const MAX_CONCURRENT: usize = 8;
 
 /// Arguments of `gitlab-runner verify`.
 ///
-/// The flags have no environment variables, so that a variable for another purpose does not select runners.
+/// Only `--config` has an environment variable, so that a variable for another purpose does not select runners.
 #[derive(Debug, clap::Args)]
 #[command(mut_args(without_variable))]
 pub(crate) struct VerifyArgs {

@@ -2,9 +2,8 @@
 //!
 //! Exit codes:
 //! - `verify-config` returns 1 if the file is missing, or has a fatal problem or an error. Muster cannot work with such a file.
-//! - `lint` returns 1 if the file is missing or violates the format: it is not TOML, or has an unknown or removed key, a value of the wrong
-//!   type, or a value that is not allowed. For `lint`, a missing plugin is only a warning, and keys that this version does not support are not
-//!   reported.
+//! - `lint` returns 1 if the file is missing or has an error, or if a key or a feature flag is unknown, removed or in the wrong table. For
+//!   `lint`, a missing plugin is only a warning, and keys that this version does not support are not reported.
 //!
 //! Neither command writes anything or contacts a server.
 

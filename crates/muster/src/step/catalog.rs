@@ -99,7 +99,7 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
         let client = registry(repository(repository_path)).await?;
         let tags = match client.tags().await {
             Ok(TagList::Tags(tags)) => tags,
-            // Registries still list repositories whose images were deleted.
+            // Registries may still list repositories whose images were deleted.
             Ok(_) | Err(RegistryError::NotFound { .. }) => continue,
             Err(error) => {
                 ui::warning(&format!("{repository_path} is skipped: {}", muster_job::error_chain(&error)));

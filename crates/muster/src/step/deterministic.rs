@@ -26,7 +26,7 @@ pub(super) struct Comparison {
 
 /// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step.
 ///
-/// If the first run fails, there is no second run. If only the second run fails, this is the only difference.
+/// If the first run fails, there is no second run. If only the second run fails, its failure is the only difference.
 pub(super) async fn run_twice(
     agent: &LocalAgent,
     target: &TargetArgs,

@@ -53,7 +53,7 @@ pub(super) async fn update(args: &StepUpdateArgs) -> Result<bool, StepCommandErr
     update_lock_file(&args.pipeline, &named, &|source| named.is_empty() || named.contains(source)).await
 }
 
-/// Runs `muster step verify`. Returns whether the lock file is complete and its content available.
+/// Runs `muster step verify`. Returns whether the lock file is complete.
 pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandError> {
     let lists = StepLists::read(&args.pipeline).await?;
     let path = lists.worktree.join(LOCK_FILE);

@@ -198,8 +198,8 @@ fn escaped(value: Value) -> Value {
     }
 }
 
-/// Returns the reference of the last step. A local reference is relative to the step that contains it. The first step is relative to
-/// `work_dir`.
+/// Returns the reference of the last step. A local reference is relative to the step that contains the reference, or to `work_dir` for the
+/// first step.
 fn reference(records: &[&CallRecord], work_dir: &Path) -> Result<String, RepeatError> {
     let mut base = Some(work_dir.to_owned());
     let mut reference = String::new();

@@ -1,7 +1,7 @@
 //! `muster step-runner ci`: runs the list of steps in the environment variable `STEPS`.
 //!
-//! The variables of the job are the environment variables with the prefixes `CI_`, `GITLAB_` and `DOCKER_`. The processes of the steps get only
-//! environment variables that are independent of the job.
+//! The variables of the job are the environment variables with the prefixes `CI_`, `GITLAB_` and `DOCKER_`. The processes of the steps
+//! inherit only the variables in [`INHERITED`].
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

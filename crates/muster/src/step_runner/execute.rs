@@ -1,4 +1,4 @@
-//! Runs a step file in this process. Its log is standard output.
+//! Runs a step file in this process, and prints the log of the steps to standard output.
 
 use std::ffi::OsStr;
 use std::io::{self, Write as _};

@@ -50,7 +50,7 @@ pub(super) fn run(args: ProxyArgs) -> ExitCode {
     })
 }
 
-/// Copies in both directions until either end is closed. Prints only the bytes of the socket.
+/// Connects standard input and output to a socket until either end is closed.
 pub(super) fn connect(socket: &Path) -> ExitCode {
     match UnixStream::connect(socket) {
         Ok(stream) => crate::agent::bridge(stream),

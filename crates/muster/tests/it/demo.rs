@@ -34,7 +34,7 @@ fn check_nothing_is_left(directory: &Path) {
     }
 }
 
-/// Requirement R001: works without docker-machine on this host.
+/// Requirement R001: Muster works without docker-machine on this host.
 #[test]
 fn demo_finishes_all_jobs_and_deletes_all_instances() {
     let directory = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::process::CommandResult;
 
-/// Runs the script with a Cargo that prints the messages `output`, and reports the path `executable` (as JSON) as what it built.
+/// Runs `scripts/muster` with a Cargo that prints the messages `output`, and reports `executable` (JSON) as the path of the executable.
 fn run(output: &str, executable: &str) -> CommandResult {
     let directory = tempfile::tempdir().unwrap();
     let cargo = directory.path().join("cargo");

@@ -168,7 +168,7 @@ fn tag_pipeline_sets_the_tag_and_no_branch() {
 }
 
 #[test]
-fn other_events_set_their_own_variables() {
+fn events_set_only_their_own_variables() {
     let repository = Repository::new();
     for (event, source, event_variable) in [
         ("schedule", "schedule", Some("CI_PIPELINE_SCHEDULE_DESCRIPTION")),

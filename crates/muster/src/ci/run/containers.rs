@@ -36,7 +36,7 @@ impl Containers {
     }
 }
 
-/// Returns the engine in which the manager of this run starts containers, and prints where the jobs run.
+/// Returns the engine in which the manager of this run starts containers, and prints notes about the choice.
 ///
 /// Returns `None` if all jobs run directly on this machine, or on external runners.
 pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result<Option<Containers>, CiError> {
@@ -84,7 +84,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
     }
 }
 
-/// Names of jobs, by what they need.
+/// Jobs of a pipeline, by what they need.
 #[derive(Debug, Default)]
 struct Jobs {
     with_image: Vec<String>,

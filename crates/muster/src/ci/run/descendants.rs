@@ -69,7 +69,7 @@ mod sys {
         let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
     }
 
-    /// Reaps adopted children that have exited. Must not be called while another child is awaited elsewhere.
+    /// Reaps children that have exited. Must not be called while a child is awaited elsewhere.
     pub(in super::super) fn reap() {
         while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }
@@ -109,8 +109,8 @@ mod sys {
                 std::thread::yield_now();
             }
             let (found, grandchildren) = (running_descendants(), descendants_of(child.id()));
-            assert!(found.contains(&child.id()), "the process with the non-UTF-8 name was not found");
-            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "the children of the process were not found");
+            assert!(found.contains(&child.id()), "the process with the non-UTF-8 name must be found");
+            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "the children of the process must be found");
             grandchildren.into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }

@@ -40,7 +40,7 @@ impl RunView {
             && !self.jobs.values().any(|job| job.status.is_on_runner())
     }
 
-    /// Returns whether nothing more happens without the user: all unfinished work waits for a manual job.
+    /// Returns whether no job will proceed without the user.
     ///
     /// May be wrong in the middle of a batch of events. Check again after [`Follower::resync`].
     pub(super) fn is_idle(&self) -> bool {
@@ -53,7 +53,7 @@ impl RunView {
         match job.status {
             JobStatus::Pending | JobStatus::Scheduled | JobStatus::Canceling => true,
             JobStatus::Running => match (job.kind, job.downstream.and_then(|child| self.pipelines.get(&child))) {
-                // While its child pipeline is unfinished, a bridge proceeds only if the child's jobs do.
+                // A bridge with an unfinished child pipeline proceeds only if the child's jobs do.
                 (JobKind::Bridge, Some(child)) => child.status.is_complete(),
                 _ => true,
             },
@@ -61,7 +61,7 @@ impl RunView {
         }
     }
 
-    /// Returns whether the user must start a manual job: something is unfinished, and nothing more happens automatically.
+    /// Returns whether the run is unfinished, and proceeds only if the user starts a manual job.
     pub(super) fn is_blocked(&self) -> bool {
         !self.is_finished() && self.is_idle()
     }
@@ -167,7 +167,7 @@ impl Follower {
         }
     }
 
-    /// Returns an error if a job has failed because of a full disk. Such a failure is not caused by the pipeline.
+    /// Returns an error if a job has failed because of a full disk.
     pub(super) fn check_space(&self) -> Result<(), CiError> {
         self.disk_full_job.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }

@@ -1,4 +1,4 @@
-//! Reporter for humans: a line per finished job, the running jobs below it on a terminal, and a summary at the end.
+//! Reporter for humans: lines about jobs, a list of running jobs on a terminal, and a summary at the end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -5,8 +5,7 @@
 //!                            | events
 //!                        follower --> reporter
 //! ```
-//! When the jobs have finished or are canceled, the manager stops, then the agent, and the coordinator shuts down. Remaining descendants of this
-//! process are killed before the exit status is returned.
+//! At the end, the manager, the coordinator and the remaining descendants of this process are stopped.
 
 mod containers;
 mod descendants;
@@ -115,8 +114,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     status
 }
 
-/// Replaces an error with one about the full disk, if the disk is full. Databases and git often report only "input/output error" in this
-/// case.
+/// Replaces an error that a full disk may have caused, if the disk is full. Databases and git often report only "input/output error".
 fn or_full_disk(error: CiError, directory: &Path) -> CiError {
     let may_hide_full_disk = matches!(
         error,
@@ -150,14 +148,14 @@ fn discard(
 struct ReadyPipeline {
     prepared: Prepared,
     pipeline: Pipeline,
-    /// Names of the manual jobs to start.
+    /// Names of the manual and delayed jobs to start immediately.
     play: Vec<String>,
     server: HttpServer,
     /// Engine for jobs in containers. `None` means that all jobs run directly on this machine, or on external runners.
     containers: Option<Containers>,
 }
 
-/// Takes the snapshot, compiles the pipeline and selects its jobs. Returns `None` if the event creates no pipeline.
+/// Takes the snapshot, compiles the pipeline and selects its jobs. `None` if the event creates no pipeline and no job was named.
 async fn prepare_run(
     args: &RunArgs,
     project: super::state::ProjectState,
@@ -217,7 +215,7 @@ fn separate_workspaces(prepared: &mut Prepared) {
     prepared.context.predefined.push(muster_job::Variable::public("GIT_CLONE_PATH", path));
 }
 
-/// Runs the pipeline to its end. Leaves no process behind, even after errors.
+/// Runs the pipeline, and then stops the processes that it started, even after errors.
 async fn run_pipeline(
     args: &RunArgs,
     run: &Run,

@@ -32,15 +32,14 @@ const MAX_FAILED_STARTS: u32 = 6;
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// Time between SIGTERM and SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(3);
-/// Maximum size of a job's log in KiB. Far above GitLab's default of 4 MiB, because it only costs the user's own disk space.
+/// Maximum size of a job's log in KiB. GitLab's default is 4 MiB, but here a log costs only the user's own disk space.
 const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
 /// Seconds for which the manager tries to reconnect to its agent. The agent is on the same machine, so if it cannot be restarted within
 /// this time (for example because the disk is full), it will not recover.
 const AGENT_RECONNECT_SECONDS: u32 = 5;
 /// Interval for checking whether processes have exited. Processes that are not direct children raise no event.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Interval for checking the free disk space while the manager runs. Without these checks, a manager whose
-/// disk is full would retry forever, and no error would be reported unless the coordinator also writes to the disk.
+/// Interval for checking the free disk space while the manager runs. A manager whose disk is full would retry forever.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of consecutive checks without free space after which the run fails.
 const MAX_FULL_POLLS: u32 = 4;
@@ -251,12 +250,12 @@ mod tests {
             assert_eq!(backoff.wait_after(true), Some(Duration::ZERO));
         }
         let waits: Vec<_> = std::iter::from_fn(|| backoff.wait_after(false)).take(100).collect();
-        assert_eq!(waits.len(), 5, "the sixth exit without progress is the last");
+        assert_eq!(waits.len(), 5, "the run must fail at the sixth exit without progress");
         assert!(waits.is_sorted() && waits[0] >= Duration::from_millis(50), "{waits:?}");
         assert_eq!(backoff.wait_after(true), Some(Duration::ZERO));
         assert!(
             backoff.wait_after(false).is_some_and(|wait| wait <= Duration::from_millis(100)),
-            "the count starts again"
+            "the count must start again"
         );
     }
 
@@ -296,7 +295,7 @@ mod tests {
             supervise(options, receiver, CancellationToken::new(), exit_statuses).await.unwrap_err().to_string();
         assert!(error.contains("exited 6 times") && error.contains("exit status: 3"), "{error}");
         assert!(error.contains("final log line") && error.contains(&log.display().to_string()), "{error}");
-        assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "started six times");
+        assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "the manager must be started six times");
         assert_eq!(exits.recv().await.as_deref(), Some("exit status: 3"));
     }
 

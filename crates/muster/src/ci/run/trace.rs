@@ -9,7 +9,7 @@ pub(in super::super) struct TraceLines {
     with_times: bool,
 }
 
-/// Maximum length of a line in bytes. Longer lines are split.
+/// Length in bytes above which an incomplete line is split.
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// End of a section marker: `section_start:<time>:<name>[<options>]\r ESC[0K`.
 const MARKER_END: &[u8] = b"\r\x1b[0K";
@@ -18,7 +18,7 @@ const STAMP_LENGTH: usize = 32;
 /// Length of the time at the start of that timestamp.
 const TIME_LENGTH: usize = 27;
 
-/// A line of the trace, without its timestamp.
+/// A line of the trace, split into timestamp and text.
 #[derive(Debug, Default)]
 struct Line {
     /// Timestamp of the line, with its stream, such as `01O`. Empty if the trace has no timestamps.

@@ -1,5 +1,4 @@
-//! Flags that describe a `[[runners]]` entry, for `register` and `run-single`: one for each key of the schema, with the same name as in
-//! gitlab-runner.
+//! Flags that describe a `[[runners]]` entry, for `register` and `run-single`. They have the same names as in gitlab-runner.
 
 mod flags;
 mod template;

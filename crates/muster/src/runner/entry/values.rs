@@ -23,7 +23,7 @@ pub(super) enum ValueError {
     JsonShape,
 }
 
-/// Converts the values of a flag to TOML. Returns `None` if they are empty.
+/// Converts the values of a flag to TOML. Returns `None` if they are empty. An empty value is invalid for [`ValueParsing::Json`].
 pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Result<Option<Item>, ValueError> {
     let Some(last) = values.last() else { return Ok(None) };
     if parsing == ValueParsing::Json {

@@ -1,4 +1,4 @@
-//! Prompts for the executor of an entry, and for the settings that it requires.
+//! Prompts for the executor of an entry, and for the settings of the executor.
 
 use muster_config::EXECUTORS;
 use toml_edit::{Array, Item, Table, Value};
@@ -33,7 +33,7 @@ pub(super) async fn prompt_executor(prompter: &mut Prompter, default: &str) -> R
     }
 }
 
-/// Removes the tables of other executors, and prompts for the required settings of this one.
+/// Removes the tables of other executors, and prompts for the settings of `executor`.
 pub(super) async fn complete(prompter: &mut Prompter, entry: &mut Table, executor: &str) -> Result<(), PromptError> {
     let own_tables: Vec<&str> =
         TABLES.iter().filter(|(_, executors)| executors.contains(&executor)).map(|(name, _)| *name).collect();

@@ -178,7 +178,7 @@ impl Registration {
                 Err(error) if error.is_unknown_token() || matches!(error, ClientError::Setup(_)) => {
                     Err(RegisterError::Verify)
                 }
-                // Other errors do not mean that the token is invalid. The runner is added, and verified again when it runs.
+                // Other errors do not mean that the token is invalid.
                 _ => Ok(None),
             };
         }

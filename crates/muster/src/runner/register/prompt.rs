@@ -47,7 +47,7 @@ impl Prompter {
         self.interactive
     }
 
-    /// Prompts until the user enters a value or accepts the default. If the setting is optional, the user can enter an empty value.
+    /// Prompts until the user enters a value or accepts the default. Only an optional setting accepts an empty default.
     ///
     /// Returns the default without prompting in non-interactive mode.
     pub(super) async fn prompt(&mut self, prompt: Prompt<'_>) -> Result<String, PromptError> {

@@ -11,7 +11,7 @@ use muster_config::settings::Settings;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 
-/// Time from the start of the manager to the first check, because resumed jobs come first.
+/// Time from the start of the manager to the first check. Jobs that the manager resumes come first.
 const FIRST_CHECK: Duration = Duration::from_secs(5 * 60);
 /// Time between two checks. The process collects only what is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);

@@ -47,7 +47,7 @@ use signals::Signals;
 /// Name of the directory with the ledgers of instances, in the state directory.
 pub(crate) const INSTANCES: &str = "instances";
 
-/// Returns the state directory of the manager of a configuration. `None` if neither HOME nor XDG_STATE_HOME is known.
+/// Returns the default state directory of the manager of a configuration. `None` if it cannot be determined.
 pub(crate) fn state_dir(config: &Path) -> Option<PathBuf> {
     state_dir::for_config(config)
 }

@@ -56,7 +56,11 @@ mod tests {
         std::fs::write(&default, "").unwrap();
         std::os::unix::fs::symlink("config.toml", home.path().join("link.toml")).unwrap();
         assert_eq!(name(&default, &default), "runner");
-        assert_eq!(name(&home.path().join("link.toml"), &default), "runner", "the link points to the default file");
+        assert_eq!(
+            name(&home.path().join("link.toml"), &default),
+            "runner",
+            "a link to the default file must have the same state"
+        );
         assert_ne!(name(&other, &default), "runner");
         assert_eq!(name(&other, &default), name(&other, &default));
     }

@@ -204,10 +204,10 @@ fn create_config(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Creates a file with this content. If that fails, for example because the disk is full, there is no file.
+/// Creates a file with this content. If an error occurs, for example because the disk is full, no file is created.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] if the file exists. It is not changed.
+/// Returns [`io::ErrorKind::AlreadyExists`] if the file exists, or the error of the system.
 fn create_file(path: &Path, mode: u32, content: &str) -> io::Result<()> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());

@@ -91,7 +91,7 @@ pub(crate) struct CacheArchiveArgs {
     /// Archive to create.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = path())]
     file: PathBuf,
-    /// Earlier archive, named by the other form of the cache's key. It is moved to --file.
+    /// Archive under the other form of the cache's key. Moved to --file unless that file exists.
     #[arg(long, value_name = "FILE", value_parser = path())]
     alternate_file: Option<PathBuf>,
     /// Presigned URL to check whether the store already has the cache.
@@ -253,8 +253,9 @@ pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
     })
 }
 
-/// Downloads the newer of the caches at `--url` and `--alternate-url`. If their age is unknown, downloads the cache at
-/// `--alternate-url` only if `--url` has no cache.
+/// Downloads the newer of the caches at `--url` and `--alternate-url`, unless `--file` is at least as new.
+///
+/// If an age is unknown, the cache at `--alternate-url` is downloaded only if `--url` has no cache.
 async fn fetch(args: &CacheExtractArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     let object = |url: (&str, &str), head: (&str, &str)| {
         let head = (!head.1.is_empty()).then(|| parse_url(head.0, head.1)).transpose()?;

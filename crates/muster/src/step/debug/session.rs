@@ -115,7 +115,7 @@ impl Session {
         self.pause = pause;
     }
 
-    /// Waits until everything that the steps have logged so far is printed.
+    /// Waits until everything that the steps have logged so far is printed, at most [`LOG_TIMEOUT`].
     async fn wait_for_log(&self) {
         let Ok(answer) = self.connection.agent().list_jobs(ListJobsRequest {}).await else { return };
         let job = answer.into_inner().jobs.into_iter().find(|job| job.id == self.id);

@@ -105,12 +105,12 @@ impl ExpectedStatus {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExpectedFile {
-    /// Whether the file exists.
+    /// Whether the file must exist.
     #[serde(default = "yes")]
     pub(super) exists: bool,
     /// Exact content.
     pub(super) content: Option<String>,
-    /// Pattern that matches the content.
+    /// Pattern that must match the content.
     pub(super) matches: Option<String>,
 }
 
@@ -129,7 +129,7 @@ pub(super) struct ExpectedStep {
     /// Environment variables of the step.
     #[serde(default)]
     pub(super) env: IndexMap<String, Spanned<String>>,
-    /// Whether the step was called.
+    /// Whether the step must have been called.
     #[serde(default = "yes")]
     pub(super) called: bool,
 }

@@ -14,7 +14,7 @@ fn ci(project: &Project, engine: &str, arguments: &[&str]) -> CommandOutput {
     CommandOutput::from(project.command(arguments).env("DOCKER_HOST", engine).output().unwrap())
 }
 
-/// Returns the URL of an engine that has the image. `None` means that the machine has no engine.
+/// Returns the URL of an engine that has the image. `None` if the machine has no engine, or the image cannot be created.
 fn engine() -> Option<String> {
     let engine = DockerEngine::shared()?;
     engine.create_image(IMAGE, &[]).then(|| engine.url())
@@ -132,7 +132,7 @@ fn sources_are_fetched_from_this_machine() {
     output.prints("Fetching changes").prints("not committed yet");
 }
 
-/// Adds this machine's git, with the libraries that it needs, to the image of the tests. `None` means that there is no engine or no git.
+/// Adds this machine's git, with the libraries that it needs, to the image of the tests. `None` means that the tests have no engine.
 fn image_with_git() -> Option<&'static str> {
     const NAME: &str = "muster-test/ci-git";
     engine()?;

@@ -144,7 +144,7 @@ fn unpack_limits_are_set_in_ci_toml() {
         std::fs::write(config.join("ci.toml"), format!("[unpack]\n{limits}\n")).unwrap();
         project.ci(&["--log", "all"])
     };
-    // The two files have 10 bytes.
+    // The two files together have 10 bytes.
     output("max_bytes = 10").code(0);
     // The agent rejects an archive that a job receives.
     let too_low = output("max_bytes = 9").code(1);

@@ -25,7 +25,7 @@ fn respond(mut stream: TcpStream, status: &str, body: &str) {
     let _ = stream.write_all(head.as_bytes());
 }
 
-/// Serves files by their paths on a free port, until the test ends.
+/// Serves files by their paths on a free port, and returns the URL of the server.
 fn serve(files: &'static [(&'static str, &'static str)]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

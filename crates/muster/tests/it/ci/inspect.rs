@@ -65,7 +65,7 @@ fn graph_has_three_formats() {
     "#);
     let svg = project.ci(&["graph", "--format", "svg"]).code(0).out;
     assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{svg}");
-    assert_eq!(svg.matches("<rect").count(), 4, "each job has a box");
+    assert_eq!(svg.matches("<rect").count(), 4, "each job must have a box");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn lint_shows_all_errors_with_their_lines() {
 }
 
 #[test]
-fn completions_exist_for_every_shell() {
+fn completions_exist_for_bash_zsh_and_fish() {
     for shell in ["bash", "zsh", "fish"] {
         let output =
             std::process::Command::new(assert_cmd::cargo::cargo_bin!("muster")).args(["completions", shell]).output();

@@ -32,7 +32,9 @@ fn executable(podman: &DockerEngine) -> PathBuf {
     reachable
 }
 
-/// Returns the IDs of the containers and the names of the networks and volumes that jobs left at the engine, except the volume with the agent.
+/// Returns the IDs of the containers, and the names of the networks and volumes, that jobs left at the engine.
+///
+/// Omits the engine's own networks and the volume with the agent.
 fn objects(podman: &DockerEngine) -> Vec<String> {
     let mut names = Vec::new();
     for (path, list, name) in
@@ -71,7 +73,7 @@ fn jobs_run_on_podman(user: PodmanUser) {
     let second = ci(&project, podman, user, &["run", "--log", "all", "build"]).code(0);
     second.prints("again");
     let left = objects(podman);
-    assert!(left.len() == 1 && left[0].starts_with("muster-ci-cache-"), "only the cache is kept: {left:?}");
+    assert!(left.len() == 1 && left[0].starts_with("muster-ci-cache-"), "only the cache must be kept: {left:?}");
 }
 
 #[test]

@@ -54,9 +54,9 @@ fn c200_many_jobs_run_stage_by_stage() {
                 let stage: usize = name[1..2].parse().unwrap();
                 assert!(
                     passed.len() >= stage * 6,
-                    "{name} started before all jobs of earlier stages had passed: {passed:?}"
+                    "{name} must not start before all jobs of earlier stages have passed: {passed:?}"
                 );
-                assert_eq!(started.insert(name, position), None, "a job started twice");
+                assert_eq!(started.insert(name, position), None, "each job must start once");
             }
             "success" => {
                 intervals.push((started[&name], Some(position)));
@@ -167,7 +167,7 @@ pub(super) fn start_and_wait_for(
     panic!("the run ended ({status}) before {line:?}: {text}");
 }
 
-/// Returns the processes whose command line contains this text.
+/// Returns each process's command line that contains this text.
 pub(super) fn processes(text: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -193,7 +193,7 @@ fn ctrl_c_cancels_and_leaves_no_process() {
     assert!(rest.iter().any(|line| line.contains("canceled in")), "{rest:#?}");
     assert!(started.elapsed() < Duration::from_secs(60), "the run must not wait for the end of the job");
     assert_eq!(processes("sleep 54321"), Vec::<String>::new());
-    assert_eq!(processes(&home), Vec::<String>::new(), "a manager or agent is still running");
+    assert_eq!(processes(&home), Vec::<String>::new(), "the manager and the agent must have exited");
 }
 
 #[test]
@@ -416,8 +416,8 @@ fn jobs_are_requested_over_grpc_after_the_first_response() {
     let calls = |text: &str, words: &[&str]| text.lines().filter(|line| has_all(line, words)).count();
     let (before, after) = log.split_once("coordinator supports gRPC").unwrap_or_else(|| panic!("{log}"));
     let (http, grpc) = (["endpoint=request_job", "transport=http"], ["endpoint=request_job", "transport=grpc"]);
-    assert_eq!((calls(before, &http), calls(before, &grpc)), (1, 0), "only the first request uses HTTP:\n{log}");
+    assert_eq!((calls(before, &http), calls(before, &grpc)), (1, 0), "only the first request must use HTTP:\n{log}");
     assert_eq!(calls(after, &http), 0, "{log}");
-    assert!(calls(after, &[&grpc[..], &["status=201"]].concat()) > 0, "no job arrived over gRPC:\n{log}");
+    assert!(calls(after, &[&grpc[..], &["status=201"]].concat()) > 0, "a job must arrive over gRPC:\n{log}");
     assert!(calls(after, &["endpoint=update_job", "transport=http"]) > 0, "{log}");
 }

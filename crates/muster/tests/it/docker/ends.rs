@@ -29,7 +29,7 @@ async fn cancel_ends_the_script_and_runs_after_script_in_the_container() {
         let (log, result) = host.finish().await;
         assert_eq!(failed(&result).0, "job_canceled", "{log}");
         assert!(log.contains("\nafterwards it was canceled\n"), "{log}");
-        assert_eq!(host.objects("cancel"), "", "objects of the job are left");
+        assert_eq!(host.objects("cancel"), "", "no object of the job must be left");
     }
 }
 
@@ -40,7 +40,7 @@ async fn timeout_of_the_job_removes_the_container() {
         host.start_job_with(&job("timeout"), vec![script(&[ENDLESS])], timeout).await;
         let (log, result) = host.finish().await;
         assert_eq!(failed(&result).0, "job_execution_timeout", "{log}");
-        assert_eq!(host.objects("timeout"), "", "objects of the job are left");
+        assert_eq!(host.objects("timeout"), "", "no object of the job must be left");
     }
 }
 
@@ -54,7 +54,7 @@ async fn cancel_while_an_entrypoint_runs_ends_the_job() {
         host.cancel().await;
         let (log, result) = host.finish().await;
         assert_eq!(failed(&result).0, "job_canceled", "{log}");
-        assert_eq!(host.objects("slow"), "", "objects of the job are left");
+        assert_eq!(host.objects("slow"), "", "no object of the job must be left");
     }
 }
 
@@ -67,7 +67,7 @@ async fn killed_container_fails_the_job() {
         let (log, result) = host.finish().await;
         assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
         assert!(result.message.contains("the job's container exited with code 137"), "{result:?}");
-        assert_eq!(host.objects("killed"), "", "objects of the job are left");
+        assert_eq!(host.objects("killed"), "", "no object of the job must be left");
     }
 }
 

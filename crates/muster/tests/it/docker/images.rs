@@ -24,7 +24,7 @@ async fn missing_image_fails_the_job() {
         let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
         assert!(matches!(result.outcome, Outcome::Failed { .. }), "{log}");
         assert!(log.contains("no-such-image:1"), "{log}");
-        assert_eq!(host.objects("no-image"), "", "objects of the job are left");
+        assert_eq!(host.objects("no-image"), "", "no object of the job must be left");
     }
 }
 
@@ -58,7 +58,7 @@ async fn entrypoint_that_ignores_its_arguments_fails_with_advice_and_can_be_repl
         assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
         assert!(log.contains("usage: tool FILE /.muster/muster-agent agent container\n"), "{log}");
         assert!(log.contains("exited with code 0; set `image: entrypoint: [\"\"]` in the job"), "{log}");
-        assert_eq!(host.objects("stubborn"), "", "objects of the job are left");
+        assert_eq!(host.objects("stubborn"), "", "no object of the job must be left");
         job.build.entrypoint = Some(vec![String::new()]);
         host.close().await;
         let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
@@ -79,7 +79,7 @@ async fn image_with_another_user_and_a_read_only_root_directory_runs_steps() {
         for expected in ["1000\n", "\na\n", "\nread-only\n", "\n/builds/group/project\n"] {
             assert!(log.contains(expected), "{expected:?} is missing in {log}");
         }
-        assert_eq!(host.objects("user"), "", "objects of the job are left");
+        assert_eq!(host.objects("user"), "", "no object of the job must be left");
     }
 }
 
@@ -117,7 +117,7 @@ async fn exceeded_memory_limit_is_named_in_the_failure() {
     let limit = 64 * 1024 * 1024;
     job.build.host_config.insert("Memory".to_owned(), json!(limit));
     job.build.host_config.insert("MemorySwap".to_owned(), json!(limit));
-    // The agent itself is killed, too, because it is the largest process that can be killed.
+    // The kernel may also kill the agent in the container.
     let fill = "x=aaaaaaaaaaaaaaaa; while true; do x=$x$x; done";
     let (log, result) = host.run(&job, vec![script(&[fill])]).await;
     assert!(matches!(result.outcome, Outcome::Failed { .. }), "{log}");

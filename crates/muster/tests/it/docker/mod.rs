@@ -26,8 +26,8 @@ async fn steps_run_in_a_container_that_is_removed_afterwards() {
         assert!(log.contains("handed on on first-host in /builds/group/project\n"), "{log}");
         assert!(log.contains("\nmuster-agent\na log line\n"), "{log}");
         assert!(log.contains("/.muster/muster-agent\nagent\ncontainer\n"), "{log}");
-        assert!(!log.contains("MUSTER_AGENT_MODE"), "the job inherits a variable of the agent: {log}");
-        assert_eq!(host.objects("first"), "", "objects of the job are left");
+        assert!(!log.contains("MUSTER_AGENT_MODE"), "the job must not inherit variables of the agent: {log}");
+        assert_eq!(host.objects("first"), "", "no object of the job must be left");
     }
 }
 
@@ -43,7 +43,7 @@ async fn exit_code_of_a_script_in_a_container_is_the_exit_code_of_the_job() {
             used.cpu_ms.unwrap() >= 10 && used.memory_bytes.unwrap() > 0,
             "usage in the container must count: {used:?}"
         );
-        assert_eq!(host.objects("exits"), "", "objects of the job are left");
+        assert_eq!(host.objects("exits"), "", "no object of the job must be left");
     }
 }
 
@@ -61,8 +61,8 @@ async fn container_starts_without_the_view_of_a_mirror_that_could_not_be_prepare
         });
         let (log, result) = host.run(&job, vec![script(&["test ! -e /.muster-git-mirror", "echo runs"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
-        assert!(!view.exists(), "the engine created a directory that no step removes");
-        assert_eq!(host.objects("viewless"), "", "objects of the job are left");
+        assert!(!view.exists(), "the engine must not create a directory that no step removes");
+        assert_eq!(host.objects("viewless"), "", "no object of the job must be left");
     }
 }
 
@@ -81,7 +81,7 @@ async fn volumes_are_kept_for_the_next_job_unless_they_are_temporary() {
         let (log, result) = host.run(&job, vec![script(&["ls /cache /builds"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert_eq!(log.matches("file\n").count(), 1, "only the file in /cache must be left: {log}");
-        assert_eq!(host.objects("vols"), "", "objects of the job are left");
+        assert_eq!(host.objects("vols"), "", "no object of the job must be left");
     }
 }
 
@@ -100,12 +100,12 @@ async fn jobs_with_different_users_share_the_directories_of_a_project() {
             assert_eq!(result.outcome, Outcome::Success, "{user}: {log}");
             let id = user.split(':').next().filter(|id| !id.is_empty()).unwrap_or("0");
             assert!(log.contains(&format!("\nuser {id}\n")), "{log}");
-            assert!(log.contains("\n0\n"), "a link was followed: {log}");
+            assert!(log.contains("\n0\n"), "links must not be followed: {log}");
             assert!(!log.contains("failed to give"), "{log}");
             host.close().await;
         }
         let (status, answer) = host.docker.call("DELETE", "/volumes/users-builds", &[]);
         assert_eq!(status, 204, "{answer}");
-        assert_eq!(host.objects("users"), "", "objects of the job are left");
+        assert_eq!(host.objects("users"), "", "no object of the job must be left");
     }
 }

@@ -61,7 +61,11 @@ impl Host {
     /// Fails if one of the volumes exists.
     fn assert_no_volumes(&self, names: &[String]) {
         for name in names {
-            assert_eq!(self.docker.call("GET", &format!("/volumes/{name}"), &[]).0, 404, "volume {name} is left");
+            assert_eq!(
+                self.docker.call("GET", &format!("/volumes/{name}"), &[]).0,
+                404,
+                "volume {name} must be deleted"
+            );
         }
     }
 }
@@ -74,16 +78,16 @@ async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
         for name in ["ahead-b", "ahead-c"] {
             let waiting = host.until_prepared().await;
             let volumes = host.volumes_of(&waiting);
-            assert_eq!(volumes.len(), 2, "of /builds and of the agent");
+            assert_eq!(volumes.len(), 2, "there must be a volume for /builds, and one for the agent's files");
             let commands = "echo \"$A on $(hostname) in $PWD\"; ls /mark /builds/mark /cache/mark || true; touch /mark /builds/mark /cache/mark";
             let log = host.pass(&preparable(name), commands).await;
             assert!(log.contains(TAKEN), "{log}");
             assert!(log.contains("handed on on prepared-host in /builds/group/project\n"), "{log}");
-            assert_eq!(log.matches("No such file or directory").count(), 3, "another job used the container: {log}");
-            assert_eq!(host.objects(&waiting), "", "the container was not removed with its job");
+            assert_eq!(log.matches("No such file or directory").count(), 3, "the container must be unused: {log}");
+            assert_eq!(host.objects(&waiting), "", "the container must be removed with its job");
             host.assert_no_volumes(&volumes);
         }
-        assert_eq!(host.objects("ahead"), "", "objects of the jobs are left");
+        assert_eq!(host.objects("ahead"), "", "no object of the jobs must be left");
         host.until_prepared().await;
         let prefix = host.prefix().unwrap();
         host.terminate().await;
@@ -115,7 +119,7 @@ async fn job_that_would_create_another_container_does_not_take_it() {
             let log = host.pass(&job, "echo runs").await;
             assert!(!log.contains(TAKEN), "{log}");
         }
-        assert_eq!(host.objects("other"), "", "objects of the jobs are left");
+        assert_eq!(host.objects("other"), "", "no object of the jobs must be left");
     }
 }
 
@@ -133,12 +137,12 @@ async fn container_that_was_killed_paused_or_removed_while_it_waited_fails_no_jo
             assert!(log.contains("\nruns\n"), "{log}");
             host.until_no_objects(&waiting).await;
         }
-        assert_eq!(host.objects("broken"), "", "objects of the jobs are left");
+        assert_eq!(host.objects("broken"), "", "no object of the jobs must be left");
     }
 }
 
 #[tokio::test]
-async fn newer_image_with_the_same_name_is_never_missed() {
+async fn newer_image_with_the_same_name_replaces_the_prepared_container() {
     for host in Host::start_on_each_engine().await {
         let name = "muster-test/retagged:1";
         let version = |version: &str| host.docker.create_image(name, &[&format!("ENV VERSION={version}")]);
@@ -151,7 +155,7 @@ async fn newer_image_with_the_same_name_is_never_missed() {
         job.build.name = "retag-b-build".to_owned();
         let log = host.pass(&job, "echo \"version is $VERSION\"").await;
         assert!(log.contains("version is new\n") && !log.contains(TAKEN), "{log}");
-        assert_eq!(host.objects("retag"), "", "objects of the jobs are left");
+        assert_eq!(host.objects("retag"), "", "no object of the jobs must be left");
     }
 }
 
@@ -187,7 +191,7 @@ async fn container_that_no_job_needs_is_removed_after_its_time() {
         host.pass(&job, "true").await;
         host.until_prepared().await;
         host.until_no_objects(&host.prefix().unwrap()).await;
-        assert_eq!(host.objects("idle"), "", "objects of the job are left");
+        assert_eq!(host.objects("idle"), "", "no object of the job must be left");
     }
 }
 
@@ -201,7 +205,7 @@ async fn cancel_while_a_container_is_taken_leaves_nothing() {
             host.cancel().await;
             let (log, result) = host.finish().await;
             assert_eq!(failed(&result).0, "job_canceled", "{log}");
-            assert_eq!(host.objects("stop-"), "", "objects of the job are left");
+            assert_eq!(host.objects("stop-"), "", "no object of the job must be left");
             host.close().await;
         }
     }
@@ -217,7 +221,7 @@ async fn restart_of_the_engine_while_a_container_waits_fails_no_job_and_leaves_n
     until(answers).await;
     let log = host.pass(&preparable("engine-b"), "echo runs").await;
     assert!(log.contains("\nruns\n"), "{log}");
-    assert_eq!(host.objects("engine"), "", "objects of the jobs are left");
+    assert_eq!(host.objects("engine"), "", "no object of the jobs must be left");
     let prefix = host.prefix().unwrap();
     host.terminate().await;
     host.until_no_objects(&prefix).await;

@@ -65,7 +65,7 @@ impl Remote {
 
     /// Checks that nothing of a job is left at the engine.
     fn check_objects(&self, name: &str) {
-        assert_eq!(self.host.objects(&self.name(name)), "", "objects of the job are left");
+        assert_eq!(self.host.objects(&self.name(name)), "", "no object of the job must be left");
     }
 }
 
@@ -89,7 +89,7 @@ async fn job_with_a_service_runs_at_an_engine_that_has_no_files_of_this_machine(
         let greeting =
             format!("handed on on {}-host in /builds/group/project, 0 files of the agent\n", remote.name("job"));
         assert!(log.contains(&greeting) && log.contains("\nserved\n"), "{log}");
-        assert!(log.contains("/.muster/muster-agent agent dial"), "the agent was not reached through exec: {log}");
+        assert!(log.contains("/.muster/muster-agent agent dial"), "the agent must be reached through exec: {log}");
         remote.check_objects("job");
     }
 }

@@ -9,7 +9,7 @@ use super::harness::{Host, IMAGE, failed, job, script};
 /// Commands that serve a file on port 8080.
 pub(super) const SERVER: &str =
     "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
-/// Image of the services. It exposes the port 8080.
+/// Image of the services. It exposes the ports 8080/tcp and 53/udp.
 const SERVICE_IMAGE: &str = "muster-test/service:1";
 
 /// Returns a job, and a service that runs `command`. [`run`] adds the service to the job.
@@ -57,7 +57,11 @@ async fn name_of_a_service_cannot_address_another_container() {
     let (log, result) = host.run_beside(&job, vec![step(&service)], vec![script(&["echo never"])]).await;
     assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
     assert!(log.contains("is not listed in `services` of builtin://docker/container"), "{log}");
-    assert_eq!(host.docker.call("DELETE", "/containers/bystander", &[]).0, 204, "the container was removed by the job");
+    assert_eq!(
+        host.docker.call("DELETE", "/containers/bystander", &[]).0,
+        204,
+        "the job must not remove the container"
+    );
 }
 
 #[tokio::test]
@@ -133,7 +137,7 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
         assert!(!log.contains("WARNING"), "{log}");
         let steps: Vec<_> = result.tree.steps[0].steps.iter().map(|step| (step.name.as_str(), step.status)).collect();
         assert_eq!(steps[0], ("service muster-test/service:1", StepStatus::Success), "{steps:?}");
-        assert_eq!(host.objects("net-"), "", "objects of the job are left");
+        assert_eq!(host.objects("net-"), "", "no object of the job must be left");
         host.close().await;
     }
 }

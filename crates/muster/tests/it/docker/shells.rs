@@ -11,11 +11,11 @@ use super::harness::{Host, failed, job, script};
 /// Image without a shell.
 const NO_SHELL: &str = "muster-test/shellless:1";
 
-/// Command that writes a step, which prints the ID of its user.
+/// Command that writes a step that prints the ID of its user.
 const WRITE_ID: &str = r"printf 'spec: {}\n---\nexec: {command: [/usr/bin/id, -u]}\n' > id/step.yml";
-/// Command that writes a step, which calls the step of [`WRITE_TOUCH`].
+/// Command that writes a step that calls the step of [`WRITE_TOUCH`].
 const WRITE_MAKE: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nrun: [{name: touch, step: ./touch, inputs: {file: "${{ inputs.file }}"}}]\n' > make/step.yml"#;
-/// Command that writes a step, which creates a file.
+/// Command that writes a step that creates a file.
 const WRITE_TOUCH: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nexec: {command: [touch, "${{ inputs.file }}"]}\n' > make/touch/step.yml"#;
 
 /// Returns a job with an image that is created from a root file system.
@@ -63,7 +63,7 @@ async fn script_in_an_image_without_a_shell_fails_with_the_image_and_the_remedy(
         assert_eq!(failed(&result).0, "script_failure", "{log}");
         let message = &result.message;
         assert!(message.contains("the image muster-test/shellless:1 has no `bash` or `sh` in "), "{message}");
-        assert_eq!(host.objects("no-shell"), "", "objects of the job are left");
+        assert_eq!(host.objects("no-shell"), "", "no object of the job must be left");
     }
 }
 
@@ -109,6 +109,6 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
             host.close().await;
         }
         assert_eq!(host.docker.call("DELETE", "/volumes/exec-builds", &[]).0, 204);
-        assert_eq!(host.objects("exec"), "", "objects of the job are left");
+        assert_eq!(host.objects("exec"), "", "no object of the job must be left");
     }
 }

@@ -73,8 +73,12 @@ fn check_tree(spans: &[Span]) {
     for span in &spans[1..] {
         let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a span has no parent");
         assert_eq!(span.trace_id, parent.trace_id);
-        assert!(span.start_time_unix_nano >= parent.start_time_unix_nano, "{} starts before its parent", span.name);
-        assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{} ends after its parent", span.name);
+        assert!(
+            span.start_time_unix_nano >= parent.start_time_unix_nano,
+            "{} must not start before its parent",
+            span.name
+        );
+        assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{} must not end after its parent", span.name);
     }
 }
 
@@ -146,7 +150,7 @@ async fn each_job_stage_has_a_span_and_a_duration() {
     for stage in stages {
         let of_stage: Vec<_> = spans.iter().filter(|span| span.name == stage).collect();
         assert_eq!(of_stage.len(), 1, "spans of {stage}");
-        assert_eq!(of_stage[0].parent_span_id, spans[0].span_id, "the parent of {stage} is not the job");
+        assert_eq!(of_stage[0].parent_span_id, spans[0].span_id, "the parent of {stage} must be the job");
         let series = format!("muster_job_stage_seconds_count{{stage=\"{stage}\"}}");
         scrape_until(&address, &series, "1").await;
     }

@@ -46,8 +46,8 @@ fn guide_has_the_files_of_the_example() {
     let rust = section("Rust");
     for (step, language, file) in [("**1.**", "toml", "Cargo.toml"), ("**2.**", "rust", "src/main.rs")] {
         let text = std::fs::read_to_string(repository().join("examples/plugins/rust").join(file)).unwrap();
-        assert_eq!(block(&rust, step, language), text, "{file} and the guide differ");
-        assert!(text.lines().count() < 150, "R022: the plugin has 150 lines or more");
+        assert_eq!(block(&rust, step, language), text, "the guide must contain {file} unchanged");
+        assert!(text.lines().count() < 150, "R022: the plugin must have fewer than 150 lines");
     }
 }
 

@@ -9,7 +9,7 @@ use super::support::Home;
 use crate::process::{CommandResult, until};
 
 #[test]
-fn built_in_plugins_run_under_every_program_name() {
+fn built_in_plugins_run_as_muster_and_gitlab_runner() {
     let home = Home::new();
     for (plugin, setting) in
         [("local", "boot_delay_ms"), ("static", "machines"), ("script", "command"), ("docker-machine", "MachineDriver")]
@@ -25,7 +25,7 @@ fn built_in_plugins_run_under_every_program_name() {
 }
 
 #[test]
-fn built_in_plugin_has_the_lowest_precedence() {
+fn built_in_plugin_is_found_without_an_executable() {
     let home = Home::new();
     let mut command = home.command(&["muster", "plugin", "look-path", "local"]);
     let output = command.env("PATH", "/nowhere").output().unwrap();
@@ -34,7 +34,7 @@ fn built_in_plugin_has_the_lowest_precedence() {
     home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found"]);
 }
 
-/// A system service has no HOME.
+/// systemd does not set HOME for a system service without `User=`.
 #[test]
 fn lookup_without_home_skips_installed_plugins() {
     let home = Home::new();

@@ -94,7 +94,7 @@ fn invalid_arguments_are_reported() {
     home.run(&["muster", "plugin", "login", "r.example", "--username", "a"]).check(1, &["--password-stdin"]);
     home.run(&["muster", "plugin", "login", "r/x", "--username", "a", "--password", "b"]).check(1, &["invalid server"]);
     let login = ["muster", "plugin", "login", "r.example", "--username", "a", "--password-stdin"];
-    home.run_with(&login, &"x".repeat(65_537)).check(1, &["the password", "it is longer than 65536 bytes"]);
+    home.run_with(&login, &"x".repeat(65_537)).check(1, &["the password is longer than 65536 bytes"]);
     home.run(&["muster", "plugin", "verify"]).check(0, &[]);
     home.run(&["muster", "plugin", "install", "-c", "nofile.toml"])
         .check(1, &["nofile.toml does not exist; name the plugins"]);

@@ -28,7 +28,7 @@ fn unknown_commands_and_flags_exit_with_1_and_usage() {
 }
 
 #[test]
-fn every_command_logs_the_platform() {
+fn command_logs_the_platform_at_level_info() {
     let home = Home::new();
     let directory = home.path("cache");
     std::fs::create_dir(&directory).unwrap();

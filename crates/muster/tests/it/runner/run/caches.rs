@@ -103,7 +103,7 @@ async fn cache_of_one_machine_is_restored_on_another() {
     for secret in [SECRET, "the-access-key", "X-Amz-Signature"] {
         assert!(!log.contains(secret), "{secret} in {log}");
     }
-    // Files with new times and the same contents are not uploaded again; other files are.
+    // A cache whose files only have new times is not uploaded again. A cache with other files is.
     let log = job(&second, 3, "cp vendor/lib copy && mv copy vendor/lib", json!({})).await;
     contains(&log, &["cache.zip is up to date", "Archive is up to date!"]);
     let log = job(&second, 4, "rm vendor/lib; echo 4 > vendor/other", json!({})).await;
@@ -143,7 +143,7 @@ async fn job_succeeds_with_warnings_if_the_store_is_killed() {
     contains(&log, &["Creating cache deps-main...", "Failed to create cache"]);
 }
 
-/// gitlab-runner. It is killed when it is dropped.
+/// A process of gitlab-runner. It is killed when dropped.
 struct GitlabRunner(Child);
 
 impl GitlabRunner {
@@ -233,7 +233,7 @@ async fn chunks_are_shared_through_the_store() {
     let names = objects(&store).await;
     assert_eq!(names.iter().filter(|name| name.starts_with("chunks/7/protected/")).count(), names.len() - before);
 
-    // Only a variable of the job could choose archives instead of chunks, and no job has it.
+    // No job has the variable that would choose archives instead of chunks.
     assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
 }
 

@@ -79,7 +79,7 @@ async fn job_with_image_and_service_runs_in_containers() {
     }
     let position = |text: &str| trace.find(text).unwrap_or_else(|| panic!("{text} is missing in {trace}"));
     assert!(position("section_end:") < position("Preparing environment"), "{trace}");
-    assert_eq!(objects_left(engine, 1), "", "objects of the job are left");
+    assert_eq!(objects_left(engine, 1), "", "no object of the job must be left");
     // With the strategy `none`, the volume of the checkout is removed with its job.
     let same_project = json!({ "image": { "name": IMAGE }, "job_info": { "name": "test", "project_id": 1 } });
     harness.push_container(2, &["cat ../kept"], &same_project);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
-/// A driver as GitLab's documentation describes it. Each program appends its name and its stage to the file `calls`.
+/// A manager with a driver as GitLab's documentation describes it.
 struct Driver {
     harness: Harness,
     _run: ManagerProcess,
@@ -173,9 +173,9 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
         "the response file must contain the payload that the coordinator sent"
     );
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
-    assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory was not removed");
+    assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory must be removed");
     let find = Command::new("find").arg(&project).args(["-path", "*.tmp/*"]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&find.stdout), "", "temporary files of the job were not removed");
+    assert_eq!(String::from_utf8_lossy(&find.stdout), "", "temporary files of the job must be removed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -335,7 +335,7 @@ async fn next_agent_cleans_up_the_environment_of_a_killed_agent() {
     let cleanups: Vec<_> = driver.calls().into_iter().filter(|call| call.starts_with("cleanup")).collect();
     assert_eq!(cleanups, ["cleanup yes 1 failed"], "{}", job.text());
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
-    assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory was not removed");
+    assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory must be removed");
     // The agent that cleaned up runs the next job.
     let next = driver.job(2, &["echo it ran"], json!({})).await;
     assert_eq!(next.status, JobStatus::Success, "{}", next.text());

@@ -248,7 +248,7 @@ async fn published_driver_distinguishes_failures_of_the_job_from_those_of_the_ma
     let job = driver.job(1, "image", &["echo before; exit 7; echo never"], "echo after $CI_JOB_STATUS").await;
     let text = job.text();
     assert_eq!(failure(&job).as_deref(), Some("script_failure"), "{text}");
-    // The driver only logs the exit code of the script. Its own exit status, 1, becomes that of the job.
+    // The driver only logs the exit code of the script. The exit status of the driver, 1, becomes the exit status of the job.
     contains(&text, &["before\r\n", "failed with exit code '7'", "after failed\r\n", "Job failed: exit status 1"]);
     driver.until_no_machines().await;
 
