@@ -66,7 +66,7 @@ impl CredentialHelper {
         self.call("store", entry.to_string().as_bytes()).await.map(drop)
     }
 
-    /// Calls the helper with a verb, and returns its output. `None` means that it has no credentials, and is only returned for `get`.
+    /// Calls the helper with a verb, and returns its output. `None` means that `get` found no credentials.
     async fn call(&self, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, HelperError> {
         let mut command = Command::new(&self.program);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);

@@ -30,7 +30,7 @@ impl HostPlatform {
         Self { os: go_os().to_owned(), architecture: architecture.to_owned(), arm }
     }
 
-    /// Returns how well an entry matches. 0 is best. `None` means that it does not run on this platform.
+    /// Returns how well an entry matches. 0 is best. `None` means that the entry does not run on this platform.
     fn rank(&self, entry: &Platform) -> Option<u8> {
         if entry.os != self.os {
             return None;

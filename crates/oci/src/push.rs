@@ -63,7 +63,7 @@ impl Registry {
         match self.send(&url, &|http| http.head(url.clone()), None).await {
             Ok(_) => Ok(true),
             Err(RegistryError::NotFound { .. }) => Ok(false),
-            // Credentials may permit only uploads. The answer to `HEAD` has no body, so it never contains the reason for a refusal.
+            // Credentials may permit only uploads.
             Err(RegistryError::Refused { .. }) => Ok(false),
             Err(error) => Err(error),
         }
@@ -207,7 +207,7 @@ mod tests {
     async fn upload_session_that_is_refused_is_repeated_by_one_loop() {
         let requests = BrokenUpload { refuses_first_session: true, ..BrokenUpload::default() }.push().await;
         let methods: Vec<_> = requests.iter().filter_map(|request| request.split(' ').next()).collect();
-        // Each attempt starts with the query. A second loop inside the first one would repeat only the `POST`.
+        // Each attempt must start with `HEAD`. If `POST` had its own retries, `POST` would follow `POST`.
         assert_eq!(methods, ["HEAD", "POST", "HEAD", "POST", "PUT"]);
     }
 

@@ -14,7 +14,6 @@ use tokio::net::UnixStream;
 
 use super::*;
 
-/// Maximum time without an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens connections to a socket.
