@@ -1,5 +1,4 @@
-//! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0). Hostile input fails early with a
-//! clear error.
+//! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0).
 
 /// Limits of one compilation.
 ///
