@@ -115,7 +115,7 @@ impl<'a> Loader<'a> {
         self.finish(merged)
     }
 
-    /// Parses the include entry of a bridge. Errors show the entry as JSON.
+    /// Loads the file of an include entry of a bridge. Errors show the entry as JSON.
     fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
         let text = serde_json::to_string_pretty(json).unwrap_or_default();
         let source = self.texts.add("trigger:include", text.as_str());
@@ -194,7 +194,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the map of a file with everything that it includes.
     ///
-    /// Returns `None` if its header or inputs are invalid, or if an input makes it too deep.
+    /// Returns `None` if the header or the inputs are invalid, or if an input makes the file too deep.
     fn file(&mut self, file: &File, given: &[GivenInput], at: Option<Span>, depth: usize) -> Option<Map> {
         let body = self.interpolated(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));
@@ -320,7 +320,7 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// Returns the file of a target. Reads the file on first use. Returns `None` if it is unreadable or does not match `integrity`.
+    /// Returns the file of a target. Returns `None` if the file cannot be read or does not match `integrity`.
     pub(super) fn fetch(&mut self, target: &IncludeTarget, target_span: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),

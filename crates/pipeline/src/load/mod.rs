@@ -3,11 +3,8 @@
 //! ```text
 //! file --yaml--> header + body --interpolate--> body --include, depth first--> merged --extends--> --!reference--> tree
 //! ```
-//! Each file is parsed once, and interpolated separately for each include entry, with the inputs of this entry. Then it is
-//! merged over the files that it includes. The result contains no top-level `include`, no header and no `!reference`.
-//! Jobs keep their `extends`, which `muster ci lint --preview` shows.
-//!
-//! Invariant: after an error, loading continues if possible, so that all errors are reported at once.
+//! Each file is parsed once, and interpolated with the inputs of each include entry. Then the file is merged over the files that
+//! it includes. The result contains no top-level `include`, no header and no `!reference`. Jobs keep their `extends`.
 
 mod block;
 mod body;

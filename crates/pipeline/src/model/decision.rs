@@ -16,7 +16,7 @@ pub struct ExcludedJob {
 }
 
 impl ExcludedJob {
-    /// Returns true if parts of the job are missing because their include was skipped. Its rules may be among them.
+    /// Returns true if parts of the job, such as rules, are missing because their include was skipped.
     #[must_use]
     pub fn lacks_parts(&self) -> bool {
         lacks_parts(&self.decisions)

@@ -67,7 +67,7 @@ pub struct Job {
     pub stage: String,
     /// Index of the stage in [`Pipeline::stages`].
     pub stage_index: usize,
-    /// Work of the job: run scripts or start a pipeline.
+    /// Work of the job.
     pub work: Work,
     /// Condition under which the job starts.
     pub when: When,
