@@ -1,8 +1,5 @@
 //! Creates the pipeline of an event from a checked configuration: workflow, rules, and the server's expansion of
 //! variables (docs/spec/pipeline-yaml.md, section 2.1, items 10 to 12).
-//!
-//! Besides the configuration, all input comes from [`Context`] and [`Sources`]. The same input always creates the same
-//! pipeline.
 
 mod cache_keys;
 mod decision_trace;
