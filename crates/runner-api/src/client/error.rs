@@ -54,7 +54,7 @@ pub enum ClientError {
     Redirected {
         /// Name of the call.
         call: &'static str,
-        /// Scheme and host to send the call to.
+        /// URL of the coordinator at the other host.
         to: Box<Url>,
     },
     /// The response does not conform to the protocol: wrong content type, or invalid body.
@@ -100,7 +100,7 @@ impl ClientError {
         }
     }
 
-    /// Returns true if the job does not belong to this manager or has ended, so that nothing more may be sent.
+    /// Returns true if the manager may not send anything more about the job.
     #[must_use]
     pub fn is_job_closed(&self) -> bool {
         match self {

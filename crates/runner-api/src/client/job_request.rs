@@ -35,14 +35,13 @@ impl Client {
     /// Requests a job (`POST /jobs/request`, or the same call over gRPC). The coordinator may hold the call until there
     /// is a job. `progress` tracks the call.
     ///
-    /// If gRPC fails, the request is repeated over HTTP. The coordinator returns the same job for the same idempotency
-    /// key, so a lost response loses no job.
+    /// If gRPC fails, the request is repeated over HTTP with the same idempotency key, so that no job is lost.
+    ///
+    /// If only the ID and the token of a job can be read, the call returns the job with a
+    /// [`crate::payload::JobPayload::decode_error`].
     ///
     /// # Errors
     /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
-    ///
-    /// If only ID and token can be read, even if the response is incomplete, the call returns a job with the reason why
-    /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
         let deadline = Instant::now() + JOB_REQUEST_TIMEOUT;
@@ -101,8 +100,7 @@ impl Client {
         Ok(JobOffer { job, text, last_update, repeats })
     }
 
-    /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks
-    /// progress. Also returns whether the request was redirected.
+    /// Sends a job request and follows redirects according to [`redirect`]. Also returns whether the request was redirected.
     async fn send_job_request(&self, call: &JobCall<'_>) -> Result<(Response, bool), ClientError> {
         let mut url = self.url("jobs/request");
         let mut redirects = 0;
