@@ -21,7 +21,7 @@ const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 /// Reason why a pattern cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// The pattern is longer than [`MAX_PATTERN_BYTES`].
+    /// The pattern is longer than 4096 bytes.
     #[error("path pattern is too long: {0} bytes (maximum is {MAX_PATTERN_BYTES})")]
     TooLong(usize),
     /// The braces of the pattern expand to too many alternatives, or its compiled form is too large.

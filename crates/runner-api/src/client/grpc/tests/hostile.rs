@@ -208,7 +208,7 @@ async fn silent_peer_is_detected_by_pings() {
     setup.coordinator.enqueue(payload(7));
     let (offer, waited) = request_with_advanced_time(&setup.client).await;
     assert_eq!(offer.unwrap().job.unwrap().id, JOB);
-    assert!(waited < Duration::from_secs(60), "the peer must be detected within 60 s, not after {waited:?}");
+    assert!(waited < Duration::from_secs(60), "silence must be detected within 60 s, not after {waited:?}");
     assert_eq!(setup.relay.http2_connections(), 1);
 }
 
