@@ -27,7 +27,7 @@ pub struct Compiled {
     pub sources: SourceMap,
     /// The configuration after includes, `extends`, `!reference` and `default`, without hidden keys.
     ///
-    /// `None` if nothing could be loaded (docs/spec/pipeline-yaml.md, section 2.1, items 1 to 7).
+    /// The result of items 1 to 7 of docs/spec/pipeline-yaml.md, section 2.1. `None` means that nothing could be loaded.
     pub merged: Option<Node>,
 }
 

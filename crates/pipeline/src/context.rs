@@ -189,7 +189,7 @@ pub enum Origin {
         /// Branch, tag or commit as written. `None` means the `HEAD` of the project.
         git_ref: Option<String>,
     },
-    /// A URL or template. It cannot use `include:local`.
+    /// No tree: the file is from a URL or a template, and cannot use `include:local`.
     Detached,
 }
 

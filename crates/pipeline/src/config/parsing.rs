@@ -301,7 +301,7 @@ pub(crate) fn integer(
     }
 }
 
-/// Reads a list of strings, or one string as a list of one.
+/// Reads a list of strings, or one string as a list with one element.
 pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(text) => Some(vec![text.to_string()]),

@@ -34,7 +34,7 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by target. `None` for files that could not be read. Their errors have been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
-    /// Inputs of the run request that a file declares. True means that the root file declares the input, so that other
+    /// Inputs of the run request that any file declares. True means that the root file declares the input, so that other
     /// files do not get it.
     pub(super) run_inputs: HashMap<String, bool>,
     /// Targets that were skipped because this machine cannot reach them.
@@ -147,7 +147,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Resolves `extends` and `!reference` in the merged files. Hides masked values in the diagnostics, and removes repeated ones.
+    /// Resolves `extends` and `!reference` in the merged files. Hides masked values in the diagnostics, and removes repetitions.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;

@@ -211,7 +211,7 @@ async fn other_users_are_rejected_even_if_the_socket_mode_admits_them() {
     let _wrapped = Wrapped::connect(process, home, socket.clone()).await;
     assert_eq!(mode(&socket), 0o600);
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
-    // The script sends the preface of an HTTP/2 connection. A server answers it with its settings.
+    // The script sends the preface of an HTTP/2 connection. An HTTP/2 server answers with its settings.
     let script = r#"use IO::Socket::UNIX; $SIG{PIPE} = "IGNORE"; alarm 60;
         my $socket = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die "no connection: $!";
         syswrite($socket, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0");

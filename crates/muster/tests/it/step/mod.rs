@@ -29,7 +29,7 @@ exec:
   command: [sh, -c, 'echo "$GREETING $1 $2 $WHO"; printf "{\"name\":\"text\",\"value\":\"%s\"}\n" "$1" >"$3"', greet, '${{ inputs.name }}', '${{ inputs.times }}', '${{ output_file }}']
 "#;
 
-/// Step that calls a local step and a remote step. It writes the URL from the remote step to the file `note.txt`.
+/// Step that calls a local step and a remote step, and writes the URL from the remote step to the file `note.txt`.
 const RELEASE: &str = r#"spec:
   inputs:
     version: {type: string}

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::harness::{Harness, ManagerProcess};
 use crate::process::{CommandResult, until};
 
-/// Starts a manager whose runner has local instances. `plugin` has additional lines of its `plugin_config`.
+/// Starts a manager whose runner has local instances. `plugin` has additional lines for the table `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");

@@ -76,7 +76,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
         "The git mirror of this machine has the commit: nothing is fetched from the server.",
     ];
     for (id, line) in (1..).zip(lines) {
-        // The second job uses the volume of the first one. The third job gets a new volume, because a clone needs no earlier checkout.
+        // The second job uses the volume of the first job. The third job gets a new volume, because a clone needs no earlier checkout.
         let strategy = if id == 3 { "clone" } else { "fetch" };
         let variables = [("GIT_STRATEGY", strategy), ("FF_TIMESTAMPS", "false")];
         let more = json!({
