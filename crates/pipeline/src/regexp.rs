@@ -141,7 +141,9 @@ fn adapt(pattern: &str) -> String {
     out
 }
 
-/// Writes the escape sequence whose backslash precedes `after`. Returns the number of bytes after the backslash.
+/// Writes the escape sequence whose backslash precedes `after`.
+///
+/// Returns how many bytes of `after` belong to the sequence.
 fn escape(after: &str, out: &mut String) -> usize {
     let Some(first) = after.chars().next() else {
         out.push('\\');

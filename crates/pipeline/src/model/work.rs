@@ -181,7 +181,8 @@ pub enum Strategy {
     /// The bridge succeeds once the pipeline exists.
     #[default]
     None,
-    /// The bridge waits for the pipeline. It fails if the pipeline fails or is skipped, and is canceled if the pipeline is.
+    /// The bridge waits for the pipeline. The bridge fails if the pipeline fails or is skipped, and is canceled if the
+    /// pipeline is canceled.
     Depend,
     /// The bridge has the status of the pipeline. While the pipeline is only created, the bridge is running.
     Mirror,

@@ -1,5 +1,5 @@
-//! Missing includes and references are reported first and only once, without consequential errors. With
-//! `Context::stubs_includes`, includes that cannot be reached are skipped.
+//! Missing includes and references are reported first and only once. Errors that only result from them are not
+//! reported. With `Context::stubs_includes`, includes that cannot be reached are skipped.
 
 use muster_pipeline::diagnostic::Severity;
 use muster_pipeline::model::{DecisionKind, Pipeline};

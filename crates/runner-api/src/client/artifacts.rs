@@ -41,7 +41,7 @@ impl Client {
     /// The call consumes the body, so a retry needs a new body.
     ///
     /// # Errors
-    /// Returns [`ClientError`]. A response of 413 is [`ClientError::Rejected`]. A redirect by 307 or 308 to a host that
+    /// Returns [`ClientError`]. A response of 413 is [`ClientError::Rejected`]. A redirect by 307 or 308 to a URL that
     /// may receive the token is [`ClientError::Redirected`].
     #[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
     pub async fn upload_artifact(
@@ -104,7 +104,7 @@ impl Client {
         }
     }
 
-    /// Returns the coordinator's URL from a redirect to a host that may receive the token.
+    /// Returns the coordinator's URL from a redirect to a URL that may receive the token.
     ///
     /// The body is consumed, so only the caller can follow the redirect.
     fn redirect_base(&self, response: &Response) -> Option<Url> {

@@ -48,13 +48,13 @@ pub enum ClientError {
         /// Message from the coordinator.
         message: String,
     },
-    /// The coordinator redirects to another host. The same call can be sent there (docs/spec/runner-api.md, section
-    /// 5.1).
+    /// The coordinator redirects to another URL of the same host. The same call can be sent there
+    /// (docs/spec/runner-api.md, section 5.1).
     #[error("{call}: the coordinator redirects to {to}")]
     Redirected {
         /// Name of the call.
         call: &'static str,
-        /// URL of the coordinator at the other host.
+        /// URL of the coordinator to send the call to.
         to: Box<Url>,
     },
     /// The response does not conform to the protocol: wrong content type, or invalid body.

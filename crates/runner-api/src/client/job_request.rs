@@ -1,4 +1,4 @@
-//! Job requests: over gRPC if the coordinator announced it and it works, otherwise over HTTP.
+//! Job requests: over gRPC if the coordinator announced gRPC and gRPC is not paused, otherwise over HTTP.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::job_router::{GRPC, TRANSPORT_HEADER};
 use crate::wire::JobRequest;
 
 const CALL: &str = "job request";
-/// GitLab's front end holds a job request for up to 50 s, and proxies may hold it for longer.
+/// Timeout of a job request. GitLab's front end holds a request for up to 50 s, and proxies may hold it for longer.
 pub(super) const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// A job request for either transport.

@@ -87,7 +87,7 @@ impl Client {
         Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
-    /// Returns the same client for another host, for [`ClientError::Redirected`].
+    /// Returns the same client for another base URL, for [`ClientError::Redirected`].
     ///
     /// # Errors
     /// Returns [`ClientError::Setup`] if the URL is invalid.
