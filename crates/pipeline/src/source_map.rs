@@ -13,7 +13,7 @@ pub struct SourceMap {
 /// A text with its name.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Name for messages: a path, a URL, or the name of a component.
+    /// Name for messages, such as a path or a URL.
     pub name: Arc<str>,
     /// The text as written, before the interpolation of inputs.
     pub text: Arc<str>,

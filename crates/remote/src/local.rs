@@ -82,7 +82,7 @@ impl Session for LocalSession {
             if let (Some(from), Some(to)) = (stdin, &mut stdin_pipe) {
                 let _ = tokio::io::copy(from, to).await;
             }
-            // Close this end of the pipe.
+            // Ends the input of the command.
             drop(stdin_pipe.take());
         };
         let mut tail = Tail::default();
@@ -173,7 +173,6 @@ impl Session for LocalSession {
             let source = std::io::Error::other("missing pipes");
             return Err(RunError::Local { operation: "failed to connect to sh", source });
         };
-        // The stream ends when the command ends. Dropping the stream kills the command.
         Ok(Box::new(Program { stream: tokio::io::join(output, input), _child: child, _group: group }))
     }
 

@@ -19,8 +19,7 @@ pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     parse_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
 }
 
-/// Parses `when` of a bridge, which is a job that starts or mirrors a pipeline. `delayed` is invalid, because bridges have no
-/// `start_in`.
+/// Parses `when` of a bridge. `delayed` is invalid, because a bridge has no key `start_in`.
 pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     parse_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
 }

@@ -32,7 +32,7 @@ pub(crate) struct Graph {
     pub(crate) instances: Vec<ExpandedJob>,
 }
 
-/// A job that the pipeline may contain: an ordinary job, or an instance of a parallel job.
+/// An instance: a job that the pipeline may contain.
 #[derive(Debug)]
 pub(crate) struct ExpandedJob {
     /// Index in [`Config::jobs`].

@@ -352,7 +352,8 @@ fn list_as_json(node: &Node) -> Option<String> {
     (text.len() <= MAX_INTERPOLATED_TEXT_BYTES).then_some(text)
 }
 
-/// Returns true if an option is equal to the value. `1.0` equals `1`. Nulls and maps are never equal.
+/// Returns true if an option is equal to the value. `1.0` equals `1`. Lists are compared as JSON. Nulls and maps are
+/// never equal.
 fn values_equal(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {

@@ -56,7 +56,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Creates or truncates a file that only this user can read.
+/// Creates or truncates a file. Only this user can read a new file. An existing file keeps its permissions.
 pub(crate) fn create_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
 }
