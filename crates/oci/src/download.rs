@@ -89,7 +89,7 @@ impl Registry {
         let mut response = self.get(url, headers, Some(blob.digest.clone())).await.map_err(PartError::Permanent)?;
         let io = |source| PartError::Permanent(RegistryError::File { path: path.to_owned(), source });
         if response.status() != StatusCode::PARTIAL_CONTENT || !starts_at(response.headers(), part.length) {
-            // The response starts at byte 0, because no range was requested or the registry does not support ranges.
+            // A response without the requested range counts as the whole blob.
             *part = Part::default();
         }
         file.set_len(part.length).await.map_err(io)?;
@@ -115,7 +115,7 @@ impl Registry {
 
 /// Reason why a download stopped.
 enum PartError {
-    /// The response ended too early or made no progress, so the download can be continued.
+    /// The connection broke or stalled, or the response ended too early. The download can be continued.
     Interrupted(RegistryError),
     /// The error must not be retried, because it is permanent, or [`Registry::get`] has already retried the request.
     Permanent(RegistryError),

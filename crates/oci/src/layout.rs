@@ -33,7 +33,7 @@ pub enum LayoutError {
     /// The archive cannot be read.
     #[error("failed to read the archive")]
     Io(#[from] io::Error),
-    /// A document is not valid JSON.
+    /// A document cannot be parsed.
     #[error("{name} is not a valid document")]
     Document {
         /// Name of the document in the archive.

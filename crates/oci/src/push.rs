@@ -69,7 +69,9 @@ impl Registry {
         }
     }
 
-    /// Uploads a manifest or an index under a tag, or under its own digest if `tag` is `None`. Returns its digest and its size in bytes.
+    /// Uploads a manifest or an index under a tag, or under its digest if `tag` is `None`.
+    ///
+    /// Returns the digest and the size in bytes.
     ///
     /// # Errors
     /// [`RegistryError`].
@@ -84,7 +86,7 @@ impl Registry {
         Ok((Digest::of(&document.bytes), document.bytes.len() as u64))
     }
 
-    /// Uploads a manifest or an index under a tag, or under its own digest if `tag` is `None`. Returns the response.
+    /// Uploads a manifest or an index under a tag, or under its digest if `tag` is `None`. Returns the response.
     ///
     /// # Errors
     /// [`RegistryError`].

@@ -53,9 +53,9 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
 
 /// Expands references between the values of `variables`, in the order of their dependencies.
 ///
-/// References to unknown names, file variables and raw variables are not expanded, because the runner resolves them. The
-/// values of raw variables, and values with circular references, are not expanded either. If a name occurs more than
-/// once, the last variable wins.
+/// References to unknown names, file variables and raw variables are not expanded, because the runner resolves them. Raw
+/// variables, and variables whose references form a cycle, keep their values. If a name occurs more than once, the last
+/// variable wins.
 #[expect(clippy::indexing_slicing, reason = "each index is of a variable of this list")]
 pub fn expand_all(variables: &mut [Variable]) {
     let by_name: HashMap<String, usize> =

@@ -198,7 +198,7 @@ impl Linker<'_> {
         Diagnostic::error(span, message).help(help)
     }
 
-    /// Resolves `dependencies`: jobs of the same or an earlier stage, which must also be in `needs` if the job has `needs`.
+    /// Resolves `dependencies`: jobs of the same or an earlier stage. If `needs` is not empty, each dependency must be a need.
     fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();

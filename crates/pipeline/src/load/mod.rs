@@ -87,8 +87,7 @@ pub enum IncludeOutcome {
     Merged(SourceId),
     /// The rules of the entry excluded the file.
     ExcludedByRules,
-    /// The file could not be read, its integrity check failed, its header or inputs are invalid, or an input makes it too deep. A
-    /// diagnostic reports the error.
+    /// The file could not be read or used. A diagnostic reports the error.
     Failed,
     /// The file cannot be reached from this machine and was skipped with a warning
     /// ([`Context::stubs_includes`]).

@@ -30,7 +30,7 @@ pub(super) fn lacks_parts(decisions: &[Decision]) -> bool {
 /// Human-readable position in a source text.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SourceLocation {
-    /// Name of the source: a path, a URL, or the name of a component.
+    /// Name of the source, such as a path or a URL.
     pub file: String,
     /// Line number, starting at 1.
     pub line: u32,

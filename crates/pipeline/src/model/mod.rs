@@ -105,7 +105,7 @@ pub struct Job {
     pub inherits_variables: bool,
     /// Location of the definition of the job.
     pub defined_at: SourceLocation,
-    /// Reasons why the job exists in this form: evaluated rules, defaults, parents, matrix cell.
+    /// Reasons why the job exists in this form, such as evaluated rules and defaults.
     pub decisions: Vec<Decision>,
 }
 

@@ -292,7 +292,7 @@ impl Session for WinrmSession {
         let (local_end, remote_end) = tokio::io::duplex(PIPE_BYTES);
         let (mut input, mut output) = tokio::io::split(remote_end);
         let (session, command, stop) = (self.clone(), command.to_owned(), CancellationToken::new());
-        // The task ends with the command, or when the local end is dropped and the output has no reader.
+        // The task ends with the command or, after the local end is dropped, with the next output.
         tokio::spawn(async move {
             let remote_command = RemoteCommand {
                 command: &command,

@@ -117,7 +117,7 @@ impl tower::Service<http::Request<tonic::body::Body>> for Channel {
     }
 }
 
-/// Returns the reason why a response is not from a gRPC server. `None` means that it is from a gRPC server.
+/// Returns the reason why a response is not from a gRPC server. `None` means that the response is from a gRPC server.
 fn problem_of(status: StatusCode, headers: &HeaderMap) -> Option<String> {
     let kind = reply::text_header(headers, header::CONTENT_TYPE.as_str()).unwrap_or_default();
     let is_grpc = status == StatusCode::OK && kind.starts_with("application/grpc");

@@ -51,7 +51,7 @@ impl Client {
                 Ok(offer) => {
                     self.grpc.answered();
                     if !offer.repeats {
-                        // The job of a lost response could not be fetched with the same key.
+                        // If a response is lost, a coordinator that does not repeat responses also loses the job.
                         self.grpc.set_announced(false);
                     }
                     return Ok(offer);
