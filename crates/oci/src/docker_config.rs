@@ -71,8 +71,8 @@ impl DockerConfig {
     }
 
     /// Stores credentials for a registry.
-    /// Uses the registry's credential helper if a helper is configured. Otherwise, replaces all entries for this registry in the
-    /// file and keeps the rest of its content. Only the owner can read the file.
+    /// Uses the registry's credential helper if a helper is configured. Otherwise, replaces only the entries for this registry in
+    /// the file. Only the owner can read the file.
     ///
     /// # Errors
     /// [`CredentialsError`].

@@ -9,7 +9,7 @@ use crate::manifest::{Descriptor, Platform};
 /// Platform that content is selected for, named as in Go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPlatform {
-    /// Operating system: `linux` or `darwin`.
+    /// Operating system, such as `linux` or `darwin`.
     pub os: String,
     /// Architecture, such as `amd64`, `arm64` or `arm`.
     pub architecture: String,

@@ -211,7 +211,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
                     out.push_str(&class);
                     consumed = length;
                 }
-                // A class without a closing bracket matches nothing.
+                // A pattern with an unclosed class matches nothing.
                 None => return "[^\\s\\S]".to_owned(),
             },
             '\\' => {

@@ -17,7 +17,7 @@ pub struct Target {
     pub port: u16,
     /// User name.
     pub username: String,
-    /// Password. Empty means no password.
+    /// Password.
     pub password: String,
     /// Content of a private key file, optionally with its certificate. Empty means no key. With a key, SSH sends no password.
     pub key: Vec<u8>,

@@ -374,7 +374,7 @@ impl JobParser<'_, '_> {
     }
 }
 
-/// Removes needs that mirror the pipeline of another project, because the bridge already stores that project.
+/// Removes needs that mirror the pipeline of another project, because they refer to no job.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

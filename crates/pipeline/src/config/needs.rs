@@ -52,7 +52,7 @@ pub(crate) struct Named {
 pub(crate) enum NeedsParent {
     /// An ordinary job.
     Job,
-    /// A trigger job. Only jobs of the same pipeline are allowed, because a trigger job cannot download artifacts.
+    /// A trigger job. Jobs of other pipelines are errors, because a trigger job cannot download artifacts.
     Trigger,
     /// A job that only mirrors the pipeline of another project.
     Mirror,

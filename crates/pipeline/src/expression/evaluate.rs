@@ -16,7 +16,7 @@ pub enum Value {
     Null,
     /// A text, which may be empty.
     Text(String),
-    /// `true`, `false`, or the result of a comparison.
+    /// A boolean literal or input, or the result of a comparison.
     Bool(bool),
 }
 

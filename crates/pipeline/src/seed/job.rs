@@ -1,4 +1,4 @@
-//! Evaluates the rules of an expanded job, and creates the job without `needs`.
+//! Evaluates the rules of an expanded job, and creates the job without `needs` and `dependencies`.
 
 use muster_job::Variable;
 

@@ -137,8 +137,8 @@ fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     jobs.iter().map(decision).collect()
 }
 
-/// Warns about a last rule that contains only `when`. Without `workflow:rules`, such a rule adds the job to both the
-/// branch pipeline and the merge request pipeline of a push.
+/// Warns about a last rule that contains only a `when` other than `never`. Without `workflow:rules`, such a rule adds
+/// the job to both the branch pipeline and the merge request pipeline of a push.
 fn warn_about_duplicate_pipelines(config: &Config, problems: &mut Problems) {
     if config.workflow.rules.is_some() {
         return;

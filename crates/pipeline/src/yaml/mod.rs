@@ -22,7 +22,7 @@ use crate::node::{Node, SourceId};
 pub(crate) use decorator::descriptions;
 pub use source::decode;
 
-/// A YAML document: the text between two lines of `---`.
+/// A YAML document.
 #[derive(Debug, Clone)]
 pub struct Document {
     /// Value of the document.

@@ -57,7 +57,7 @@ pub enum ClientError {
         /// URL of the coordinator to send the call to.
         to: Box<Url>,
     },
-    /// The response does not conform to the protocol: wrong content type, or invalid body.
+    /// The response does not conform to the protocol, for example because of a wrong content type.
     #[error(
         "{call}: invalid response: {message}; check that the URL is that of a GitLab server or a Muster coordinator"
     )]
@@ -67,7 +67,7 @@ pub enum ClientError {
         /// What is wrong with the response.
         message: String,
     },
-    /// The client cannot be created.
+    /// The client or a request cannot be created.
     #[error("invalid coordinator URL or TLS settings: {0}")]
     Setup(String),
 }
