@@ -423,7 +423,7 @@ pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Proble
     Some(text)
 }
 
-/// Converts a value to JSON, for the parts of a job that the runner gets unchanged.
+/// Converts a value to JSON. An unresolved reference becomes null.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     use serde_json::Value as Json;
     match &node.value {

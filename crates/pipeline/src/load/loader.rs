@@ -115,7 +115,7 @@ impl<'a> Loader<'a> {
         self.finish(merged)
     }
 
-    /// Loads the file of an include entry of a bridge. Errors show the entry as JSON.
+    /// Loads the files of an include entry of a bridge. Errors show the entry as JSON.
     fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
         let text = serde_json::to_string_pretty(json).unwrap_or_default();
         let source = self.texts.add("trigger:include", text.as_str());
