@@ -199,7 +199,7 @@ fn c153_a_delayed_rule_needs_start_in() {
     assert_eq!((a.when, a.start_in), (When::Delayed, Some(Duration::from_secs(60))));
 }
 
-/// Tests the variables that are visible to rules. The coordinator tests the variables of the payload.
+/// Tests the variables that are visible to rules, not the variables of the payload.
 #[test]
 fn c161_scoped_variable_is_visible_in_its_environment() {
     let rules = "rules: [{if: $K}]";

@@ -195,7 +195,7 @@ fn systemctl_errors_are_reported_and_leave_nothing() {
 }
 
 #[test]
-fn status_has_output_and_exit_code() {
+fn status_prints_the_state_and_sets_the_exit_code() {
     let status = |load: &str, active: &str| {
         let home = home_with_systemctl(&format!("echo LoadState={load}; echo ActiveState={active}"));
         run(&home, &["status", "-n", "ci"])

@@ -42,7 +42,7 @@ impl<'a> Authority<'a> {
         Self { issuer, dir, file }
     }
 
-    /// Writes a certificate for 127.0.0.1 and its key. The other end must have a certificate of this authority.
+    /// Writes a certificate for 127.0.0.1 and its key. With the returned files, the other end must have a certificate of this authority.
     fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose, year: i32) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
@@ -64,7 +64,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Returns the arguments that listen on an address with these files.
+/// Returns the arguments to listen on an address with these files.
 pub(super) fn listen<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
     let path = |path: &'a Path| path.to_str().unwrap();
     let (certificate, key, authority) = (path(&files.certificate), path(&files.key), path(&files.authority));
