@@ -76,7 +76,7 @@ pub(super) async fn fetch_bearer(
     let (realm, service, scope) = challenge;
     let invalid = |error: ResponseError| RegistryError::invalid(realm, error);
     let mut url = Url::parse(realm).map_err(|error| invalid(error.into()))?;
-    // A token server without encryption is used only if the registry itself is reached without encryption, so it runs on this machine.
+    // A token server without encryption is used only if the registry itself is reached without encryption.
     if url.scheme() != "https" && !(plain_http && url.scheme() == "http") {
         return Err(invalid(ResponseError::InsecureTokenUrl { registry: registry.to_owned() }));
     }

@@ -15,7 +15,7 @@ use crate::idle::SentBytes;
 /// Number of bytes to read from a file at once.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Content with its digest. Clones share the content, and content with the same digest is equal.
+/// Content with its digest. Blobs with the same digest are equal.
 #[derive(Debug, Clone)]
 pub struct Blob {
     digest: Digest,
@@ -49,7 +49,7 @@ impl PartialEq for Blob {
 impl Eq for Blob {}
 
 impl Blob {
-    /// Creates the blob for a part of a file with a known digest. If the file is changed later, registries reject the upload.
+    /// Creates the blob for a part of a file with a known digest. The file must not change.
     pub(crate) fn in_file(file: Arc<File>, start: u64, size: u64, digest: Digest) -> Self {
         Self { digest, size, content: Content::File { file, start } }
     }
@@ -66,7 +66,7 @@ impl Blob {
         self.size
     }
 
-    /// Returns a reader of the content. It blocks if the content is in a file.
+    /// Returns a reader of the content. Reading blocks if the content is in a file.
     #[must_use]
     pub fn reader(&self) -> BlobReader {
         BlobReader { blob: self.clone(), position: 0 }
@@ -74,7 +74,7 @@ impl Blob {
 
     /// Returns the content as the body of a request.
     ///
-    /// A file is read while the body is sent, and the bytes are counted in `sent`. Content in memory is not counted.
+    /// The bytes of a file are added to `sent` when they are read. Content in memory is not counted.
     pub(crate) fn body(&self, sent: &SentBytes) -> Body {
         if let Content::Memory(bytes) = &self.content {
             return Body::from(bytes.clone());

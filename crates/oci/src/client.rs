@@ -26,7 +26,7 @@ const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Maximum size in bytes of a JSON document: an index, a manifest, or a page of a list.
 /// The specification recommends that registries accept manifests of at least this size.
 pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
-/// Maximum number of pages of a list of tags or repositories. A page has up to 1000 names.
+/// Maximum number of pages of a list of tags or repositories. The client requests pages of 1000 names.
 const MAX_PAGES: usize = 100;
 /// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -233,9 +233,9 @@ impl Registry {
         self.send_attempts(url, &|http, _| request(http), content, None, MAX_ATTEMPTS).await
     }
 
-    /// Sends a request that must not be repeated after a failure. It is repeated only with a login that the registry requests.
+    /// Sends a request that must not be repeated after a failure. Only a request for a login causes a repetition.
     ///
-    /// `body_bytes` is the size of the body if `request` counts the bytes that are sent. `None` means that they are not counted.
+    /// `body_bytes` is the size of the body if `request` counts the sent bytes. `None` means that `request` does not count them.
     pub(super) async fn send_once(
         &self,
         url: &Url,
@@ -351,8 +351,7 @@ pub(super) fn accept(types: &[&str]) -> HeaderMap {
     headers
 }
 
-/// Returns the URL of the next page of a list.
-/// Ignores a URL of another origin, because the credentials would be sent there.
+/// Returns the URL of the next page of a list. Ignores URLs of another origin.
 fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
     let link = headers.get(LINK)?.to_str().ok()?;
     let (target, rest) = link.strip_prefix('<')?.split_once('>')?;

@@ -63,7 +63,7 @@ impl Registry {
     }
 }
 
-/// Fetches the index or image that a tag or a digest refers to. Returns it with its unchanged bytes, its references, and its URL.
+/// Fetches the index or image that a tag or a digest refers to. Returns the unchanged document, the parsed references, and the URL.
 async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References, Url), RegistryError> {
     let url = from.url(&["manifests", reference])?;
     let is_digest = reference.contains(':');

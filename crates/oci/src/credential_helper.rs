@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use crate::credentials::{Credentials, HelperError};
 
-/// Key of Docker Hub. Docker chose it when Docker Hub was the only registry.
+/// Key of Docker Hub.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 /// User name which means that the secret is an identity token.
 const TOKEN_USER: &str = "<token>";
@@ -30,7 +30,7 @@ impl CredentialHelper {
     /// Returns the helper `docker-credential-<name>`.
     ///
     /// # Errors
-    /// [`HelperError::Name`]: a name must not lead to another directory.
+    /// Returns [`HelperError::Name`] if the name is empty or contains anything but ASCII letters, digits, `-`, `_` and `.`.
     pub fn new(name: &str) -> Result<Self, HelperError> {
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
             return Err(HelperError::Name);
@@ -66,7 +66,7 @@ impl CredentialHelper {
         self.call("store", entry.to_string().as_bytes()).await.map(drop)
     }
 
-    /// Calls the helper with a verb, and returns its output. `None` means that it has no credentials, and is only returned for `get`.
+    /// Calls the helper with a verb, and returns its output. `None` means that `get` found no credentials.
     async fn call(&self, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, HelperError> {
         let mut command = Command::new(&self.program);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -76,7 +76,7 @@ impl CredentialHelper {
         let mut child = command.spawn().map_err(HelperError::Run)?;
         let work = async {
             if let Some(mut stdin) = child.stdin.take() {
-                // A helper that does not read its input reports an error by its exit status.
+                // A write error is ignored, because the exit status shows whether the helper succeeded.
                 let _ = stdin.write_all(input).await;
             }
             child.wait_with_output().await

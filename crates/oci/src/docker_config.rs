@@ -71,8 +71,8 @@ impl DockerConfig {
     }
 
     /// Stores credentials for a registry.
-    /// Uses the registry's credential helper if a helper is configured. Otherwise, replaces all entries for this registry in the
-    /// file and keeps the rest of its content. Only the owner can read the file.
+    /// Uses the registry's credential helper if a helper is configured. Otherwise, replaces only the entries for this registry in
+    /// the file. Only the owner can read the file.
     ///
     /// # Errors
     /// [`CredentialsError`].
@@ -118,7 +118,7 @@ impl DockerConfig {
 
 /// Returns the credentials for a repository from the text of a configuration file.
 ///
-/// An entry with the full name of the repository precedes an entry for its registry. Credential helpers are not called.
+/// An entry with the full name of the repository takes precedence over an entry for its registry. Credential helpers are not called.
 ///
 /// # Errors
 /// A message that describes what is wrong with the text.
@@ -159,7 +159,7 @@ fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Optio
     }
 }
 
-/// Returns whether a name and a key denote the same registry. Names of old entries have a scheme and a path.
+/// Returns whether two names denote the same registry, regardless of a scheme and a path.
 fn is_same_registry(name: &str, key: &str) -> bool {
     let host = |text: &str| {
         let text = text.trim_start_matches("https://").trim_start_matches("http://");

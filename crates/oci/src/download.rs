@@ -1,5 +1,4 @@
 //! Downloads blobs into files.
-//! Interrupted downloads are continued, and the digest is verified at the end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,10 +22,11 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 impl Registry {
     /// Downloads a blob into a file.
     /// The file may already contain the start of the blob. An interrupted download is continued until several consecutive attempts make no
-    /// progress. After that, the received content is kept in the file, so that a later call can continue.
+    /// progress. At the end, the digest is verified.
     ///
     /// # Errors
-    /// [`RegistryError`]. If the content is too large or does not match its digest, the file is deleted.
+    /// [`RegistryError`]. If the content is too large or does not match its digest, the file is deleted. After other errors, a later call can
+    /// continue with the file.
     pub async fn download(&self, blob: &Descriptor, file_path: &Path) -> Result<(), RegistryError> {
         let url = self.url(&["blobs", &blob.digest])?;
         let work = self.download_all(&url, blob, file_path);
@@ -89,7 +89,7 @@ impl Registry {
         let mut response = self.get(url, headers, Some(blob.digest.clone())).await.map_err(PartError::Permanent)?;
         let io = |source| PartError::Permanent(RegistryError::File { path: path.to_owned(), source });
         if response.status() != StatusCode::PARTIAL_CONTENT || !starts_at(response.headers(), part.length) {
-            // The response starts at byte 0, because no range was requested or the registry does not support ranges.
+            // A response without the requested range counts as the whole blob.
             *part = Part::default();
         }
         file.set_len(part.length).await.map_err(io)?;
@@ -115,7 +115,7 @@ impl Registry {
 
 /// Reason why a download stopped.
 enum PartError {
-    /// The connection broke or made no progress, so the download can be continued.
+    /// The connection broke or stalled, or the response ended too early. The download can be continued.
     Interrupted(RegistryError),
     /// The error must not be retried, because it is permanent, or [`Registry::get`] has already retried the request.
     Permanent(RegistryError),
@@ -129,7 +129,7 @@ struct Part {
 }
 
 impl Part {
-    /// Reads the part that an earlier download stored in the file. If the file is larger than `size`, the size of the blob, its content is ignored.
+    /// Reads the part that an earlier download stored in the file. A file of more than `size` bytes is ignored.
     async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
         let path = path.to_owned();
         let read = move || {

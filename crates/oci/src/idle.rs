@@ -17,8 +17,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum time to wait for the answer after the whole body was sent.
 ///
-/// Applies only to bodies whose bytes are counted. When a registry has received the content, it computes the digest, and may copy the
-/// content to another store. For several gigabytes, that takes minutes.
+/// Applies only to bodies whose bytes are counted. A registry may need minutes to store several gigabytes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Number of bytes of a request's body that the connection has accepted. Clones share the number.
@@ -61,7 +60,6 @@ pub(crate) async fn send(request: RequestBuilder, url: &str, sent: &SentBytes) -
     response.map_err(|error| RegistryError::unreachable(url, error))
 }
 
-/// Waits for the output of `response`. Fails when the request body makes no progress, or when the answer takes too long.
 async fn wait_for<T>(response: impl Future<Output = T>, url: &str, sent: &SentBytes) -> Result<T, RegistryError> {
     tokio::pin!(response);
     loop {
@@ -102,7 +100,7 @@ mod tests {
     /// Number of bytes in each part of a body.
     const PART: usize = 1000;
 
-    /// Waits for a request that sends a body of `parts` parts, one after each `pause`, and is then answered after `delay`.
+    /// Waits for a request that sends one of `parts` parts after each `pause`, and gets an answer after `delay`.
     async fn wait_for_request(pause: Duration, parts: usize, delay: Duration) -> Result<&'static str, RegistryError> {
         let sent = SentBytes::new(Some((parts * PART) as u64));
         let counter = sent.clone();
@@ -137,6 +135,6 @@ mod tests {
         assert_eq!(done.unwrap(), "created");
         let error = wait_for_request(Duration::from_secs(1), 4, Duration::from_secs(600)).await.unwrap_err();
         assert!(matches!(error, RegistryError::NoAnswer { size: 4000, .. }), "{error}");
-        assert!(!error.is_transient(), "the content would be sent again");
+        assert!(!error.is_transient(), "a retry would send the content again");
     }
 }

@@ -33,7 +33,7 @@ pub enum LayoutError {
     /// The archive cannot be read.
     #[error("failed to read the archive")]
     Io(#[from] io::Error),
-    /// A document is not valid JSON.
+    /// A document cannot be parsed.
     #[error("{name} is not a valid document")]
     Document {
         /// Name of the document in the archive.
@@ -119,8 +119,7 @@ fn blob_name(digest: &str) -> String {
 
 /// Reads an index and its version from an archive. Blocks the thread.
 ///
-/// Every blob in the archive is verified against its digest. The returned layers are not in memory: their content is read from
-/// the archive on demand.
+/// Every blob in the archive is verified against its digest. The content of the returned blobs is read from the archive on demand.
 ///
 /// # Errors
 /// [`LayoutError`].
@@ -139,7 +138,7 @@ pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
         let manifest = Document { media_type: entry.media_type.clone(), bytes: take(&mut files, &entry.digest)? };
         let inner: References = parse(&entry.digest, &manifest.bytes)?;
         for blob in inner.config.iter().chain(&inner.layers) {
-            // Images can share layers, so a blob is kept for the next one.
+            // Images can share layers, so `files` keeps the blob for the next image.
             let name = blob_name(&blob.digest);
             let content = files.get(&name).ok_or(LayoutError::Missing(name))?;
             if !blobs.contains(content) {

@@ -1,11 +1,8 @@
 //! Fetches content from an OCI registry, verifies its digest and unpacks it within limits. Also defines the lock file.
 //!
 //! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution
-//! specification). [`unpack`] writes the files of a layer. [`LockFile`] stores the digests. [`pack`] and [`publish`] put content into a
-//! registry. [`copy`] copies an index between repositories, and [`write_layout`] and [`read_layout`] store one in a file.
-//!
-//! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
-//! continues where it stopped; content that is published is read from files, and is never in memory as a whole.
+//! specification). [`unpack`] writes the files of a layer. [`LockFile`] stores the digests. [`pack`] creates a layer, and [`publish`] uploads
+//! an index. [`copy`] copies an index or an image between repositories. [`write_layout`] and [`read_layout`] store an index in a file.
 
 mod auth;
 mod blob;

@@ -15,7 +15,7 @@ use walkdir::WalkDir;
 use crate::blob::Blob;
 use crate::digest::Digest;
 
-/// Maximum size of the packed files in bytes. Agents unpack no more.
+/// Maximum total size of the packed files in bytes.
 const MAX_CONTENT_BYTES: u64 = 8 << 30;
 /// Compression level of zstd.
 const LEVEL: i32 = 10;
@@ -58,7 +58,7 @@ pub enum PackError {
 /// Location and limits of an archive to write.
 #[derive(Clone, Copy)]
 pub struct PackOptions<'a> {
-    /// Directory for the archive, which is an unnamed temporary file.
+    /// Directory in which the archive is created as an unnamed temporary file.
     pub temp_dir: &'a Path,
     /// Maximum size of the archive in bytes.
     pub limit: u64,
@@ -167,7 +167,7 @@ fn add(
     Ok(())
 }
 
-/// Reason to stop packing. Readers and writers of the archive pass it on inside an [`io::Error`].
+/// Reason to stop packing, as the source of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 enum Abort {
     #[error("the archive is too large")]
@@ -260,7 +260,7 @@ mod tests {
         let calls = Cell::new(0);
         let is_stopped = || calls.replace(calls.get() + 1) > 20;
         assert!(matches!(packed(dir.path(), u64::MAX, &is_stopped), Err(PackError::Stopped)));
-        assert!(calls.get() < 30, "{} checks, although the 22nd requested a stop", calls.get());
+        assert!(calls.get() < 30, "packing must stop after check 22, but there were {}", calls.get());
         sparse.set_len(1 << 40).unwrap();
         let error = packed(dir.path(), u64::MAX, GO_ON).unwrap_err();
         assert!(matches!(error, PackError::TooLarge { limit: MAX_CONTENT_BYTES, .. }), "{error:?}");

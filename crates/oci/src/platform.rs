@@ -9,7 +9,7 @@ use crate::manifest::{Descriptor, Platform};
 /// Platform that content is selected for, named as in Go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPlatform {
-    /// Operating system: `linux` or `darwin`.
+    /// Operating system, such as `linux` or `darwin`.
     pub os: String,
     /// Architecture, such as `amd64`, `arm64` or `arm`.
     pub architecture: String,
@@ -30,7 +30,7 @@ impl HostPlatform {
         Self { os: go_os().to_owned(), architecture: architecture.to_owned(), arm }
     }
 
-    /// Returns how well an entry matches. 0 is best. `None` means that it does not run on this platform.
+    /// Returns how well an entry matches. 0 is best. `None` means that the entry does not run on this platform.
     fn rank(&self, entry: &Platform) -> Option<u8> {
         if entry.os != self.os {
             return None;

@@ -63,13 +63,15 @@ impl Registry {
         match self.send(&url, &|http| http.head(url.clone()), None).await {
             Ok(_) => Ok(true),
             Err(RegistryError::NotFound { .. }) => Ok(false),
-            // Credentials may permit only uploads. The answer to `HEAD` has no body, so it never contains the reason for a refusal.
+            // Credentials may permit only uploads.
             Err(RegistryError::Refused { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Uploads a manifest or an index under a tag, or under its own digest if `tag` is `None`. Returns its digest and its size in bytes.
+    /// Uploads a manifest or an index under a tag, or under its digest if `tag` is `None`.
+    ///
+    /// Returns the digest and the size in bytes.
     ///
     /// # Errors
     /// [`RegistryError`].
@@ -84,7 +86,7 @@ impl Registry {
         Ok((Digest::of(&document.bytes), document.bytes.len() as u64))
     }
 
-    /// Uploads a manifest or an index under a tag, or under its own digest if `tag` is `None`. Returns the response.
+    /// Uploads a manifest or an index under a tag, or under its digest if `tag` is `None`. Returns the response.
     ///
     /// # Errors
     /// [`RegistryError`].
@@ -207,7 +209,7 @@ mod tests {
     async fn upload_session_that_is_refused_is_repeated_by_one_loop() {
         let requests = BrokenUpload { refuses_first_session: true, ..BrokenUpload::default() }.push().await;
         let methods: Vec<_> = requests.iter().filter_map(|request| request.split(' ').next()).collect();
-        // Each attempt starts with the query. A second loop inside the first one would repeat only the `POST`.
+        // Each attempt must start with `HEAD`. If `POST` had its own retries, `POST` would follow `POST`.
         assert_eq!(methods, ["HEAD", "POST", "HEAD", "POST", "PUT"]);
     }
 

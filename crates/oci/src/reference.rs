@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::version::{Constraint, VersionError};
 
-/// Maximum length of a reference in bytes. Names that registries accept are shorter than this.
+/// Maximum length of a repository name in bytes.
 const MAX_BYTES: usize = 512;
 
 /// Values for the parts that a reference omits.
@@ -66,8 +66,7 @@ pub enum ReferenceError {
 impl Repository {
     /// Parses `[registry/][group/]name`.
     ///
-    /// The first segment is a registry if it contains a dot or a port, or if it is `localhost`. GitLab Runner recognizes a registry only by a
-    /// dot, so it cannot install from a registry with a port.
+    /// The first segment is a registry if the segment contains a dot or a port, or if it is `localhost`.
     ///
     /// # Errors
     /// [`ReferenceError::Name`].
@@ -105,7 +104,7 @@ impl Repository {
 impl Reference {
     /// Parses `[registry/][group/]name[:constraint]`. Without a constraint, the reference matches the highest release.
     ///
-    /// The constraint may also follow an `@`. A digest there is an error that names the remedy.
+    /// The constraint may also follow an `@`. A digest is an error.
     ///
     /// # Errors
     /// [`ReferenceError`].
@@ -148,14 +147,14 @@ mod tests {
         assert_eq!(full("aws:^1.2"), "registry.gitlab.com/gitlab-org/fleeting/plugins/aws:^1.2");
     }
 
-    /// In Go, `localhost/x` becomes `registry.gitlab.com/localhost/x`, and a registry with a port cannot be used.
+    /// In gitlab-runner, `localhost/x` becomes `registry.gitlab.com/localhost/x`, and a registry with a port cannot be used.
     #[test]
     fn registry_may_have_a_port_or_be_localhost() {
         assert_eq!(full("localhost/x"), "localhost/x:latest");
         assert_eq!(full("localhost:5000/g/p:1.2"), "localhost:5000/g/p:1.2");
         assert_eq!(full("127.0.0.1:5000/p"), "127.0.0.1:5000/p:latest");
         assert_eq!(full("[::1]:5000/p"), "[::1]:5000/p:latest");
-        assert_eq!(full("r.example/g/v1:2"), "r.example/g/v1:2", "Go refuses a repository that ends in /v1");
+        assert_eq!(full("r.example/g/v1:2"), "r.example/g/v1:2", "gitlab-runner rejects a repository that ends in /v1");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::error::RegistryError;
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES};
 use crate::publish::Document;
 
-/// Content of an empty configuration.
+/// Content of the empty configuration.
 const EMPTY: &[u8] = b"{}";
 const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
 /// Response header from which a client learns that the registry implements the referrers API.
@@ -47,8 +47,7 @@ impl Registry {
 
     /// Publishes a document about the index that has the digest `subject` and `size` bytes.
     ///
-    /// If the registry implements the referrers API, it keeps earlier documents of the same type. Otherwise, the new document replaces
-    /// them in the list.
+    /// If the registry does not implement the referrers API, the list keeps only the new document of each type.
     ///
     /// # Errors
     /// [`RegistryError`].

@@ -19,7 +19,7 @@ pub enum UnpackError {
     /// The archive exceeds a limit.
     #[error("{0}")]
     Limit(Exceeded),
-    /// The caller does not accept the path of an entry, or returned an invalid path for it.
+    /// The path of an entry is invalid, or the caller rejected the entry.
     #[error("entry {name:?} is outside of the directories that may be unpacked")]
     Outside {
         /// Path of the entry.
@@ -33,7 +33,7 @@ pub enum UnpackError {
         /// Kind of the entry.
         kind: &'static str,
     },
-    /// Two entries have the same target.
+    /// Two entries have the same path in the directory.
     #[error("file {name:?} occurs twice")]
     Duplicate {
         /// Path of the file.
@@ -80,10 +80,9 @@ pub enum Target {
 }
 
 /// Unpacks a layer into an empty directory.
-/// `target` decides about each entry by its path. Its second argument is true for directories.
+/// `target` decides about each entry. The arguments are the path of the entry and whether the entry is a directory.
 ///
-/// Files are readable by everyone and executable if they are executable in the archive, but never setuid or writable by others. Archives
-/// with links or devices are rejected.
+/// Files keep their executable bits, and get the mode 0644 apart from these. Archives with links or devices are rejected.
 ///
 /// # Errors
 /// [`UnpackError`]. Files that were unpacked before the error are not removed.

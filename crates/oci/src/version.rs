@@ -1,4 +1,4 @@
-//! Versions and version constraints (docs/spec/fleeting.md, section 6.2). The numbers in the test names (`o02_`) are those of section 9 there.
+//! Versions and version constraints (docs/spec/fleeting.md, section 6.2; test names such as `o02_` refer to section 9).
 
 use std::fmt;
 use std::str::FromStr;

@@ -20,16 +20,14 @@ pub struct Compiled {
     pub pipeline: Option<Pipeline>,
     /// Reason why a valid configuration creates no pipeline for this event.
     pub not_created: Option<NotCreated>,
-    /// Errors and warnings: first the errors of loading, then the others.
-    ///
-    /// Both groups are ordered by their position in the sources.
+    /// Errors and warnings, ordered by position. Errors of loading that have a position come first.
     pub diagnostics: Vec<Diagnostic>,
     /// Texts that the positions of the diagnostics refer to. The first is the root file or, for a child pipeline, the first entry of
     /// `trigger:include`.
     pub sources: SourceMap,
-    /// The configuration after includes, `extends`, `!reference` and `default` (docs/spec/pipeline-yaml.md, section
-    /// 2.1, items 1 to 7), without hidden keys. `muster ci lint --preview` prints it. `None` if loading failed before
-    /// that point.
+    /// The configuration after includes, `extends`, `!reference` and `default`, without hidden keys.
+    ///
+    /// The result of items 1 to 7 of docs/spec/pipeline-yaml.md, section 2.1. `None` means that nothing could be loaded.
     pub merged: Option<Node>,
 }
 
@@ -43,7 +41,7 @@ impl Compiled {
 
 /// Compiles the root file of a configuration for an event.
 ///
-/// Errors in the configuration are part of the result: see [`Compiled::diagnostics`].
+/// Errors in the configuration are in [`Compiled::diagnostics`].
 #[must_use]
 pub fn compile(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Compiled {
     compile_loaded(load::load(root_text, context, sources), context, sources)

@@ -103,8 +103,8 @@ pub struct Context {
     pub config_path: String,
     /// Path of the project, such as `group/app`.
     pub project_path: String,
-    /// Paths that the event changed. `None` if the event has no commit to compare with. Then `changes` without
-    /// `compare_to` is always true.
+    /// Paths that the event changed. `None` means that the event has no commit to compare with, so that `changes` without
+    /// `compare_to` is true.
     pub changed_paths: Option<Vec<String>>,
     /// Human-readable name of the commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, the merge base with
     /// `origin/main` ``. `None` if there is no such commit.
@@ -112,12 +112,11 @@ pub struct Context {
     /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
     /// Whether to skip includes that this machine cannot reach ([`SourceError::Unreachable`]), and to add a warning for
-    /// each. Jobs that are incomplete as a result remain in the pipeline. Use it to show a pipeline, not to run it.
+    /// each. Jobs that are incomplete as a result remain in the pipeline. For showing a pipeline, not for running it.
     pub stubs_includes: bool,
-    /// Whether to read every include regardless of its rules. Use it to download all files that may be needed.
+    /// Whether to read every include regardless of its rules. For downloading all files that may be needed.
     pub ignores_include_rules: bool,
-    /// Whether to record the values that rules compared. Only `muster ci explain` needs them, and they take time to
-    /// collect.
+    /// Whether to record the values that rules compared, for `muster ci explain`.
     pub explains: bool,
 }
 
@@ -190,7 +189,7 @@ pub enum Origin {
         /// Branch, tag or commit as written. `None` means the `HEAD` of the project.
         git_ref: Option<String>,
     },
-    /// A URL or template. It cannot use `include:local`.
+    /// No tree: the file is from a URL or a template, and cannot use `include:local`.
     Detached,
 }
 
@@ -247,7 +246,7 @@ pub enum SourceError {
     Unreadable(String),
 }
 
-/// Port to files. It is the only way in which this crate accesses anything outside of its input.
+/// Port to files. This crate accesses nothing else outside of its input.
 pub trait Sources {
     /// Announces files that will be read, so that they can be downloaded concurrently.
     fn prefetch(&self, _targets: &[IncludeTarget]) {}

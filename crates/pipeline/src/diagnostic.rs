@@ -25,11 +25,11 @@ pub struct Diagnostic {
     pub severity: Severity,
     /// What is wrong. Uses GitLab's wording if GitLab has a message: ``a config contains unknown keys: `colour` ``.
     pub message: String,
-    /// Position of the problem. `None` if it concerns the whole configuration and no text was read.
+    /// Position of the problem. `None` means that the problem has no position in a text.
     pub span: Option<Span>,
     /// Related positions with a label each, such as "extended from here".
     pub related: Vec<(Span, String)>,
-    /// How to fix it, such as "did you mean `coverage`?".
+    /// How to fix the problem, such as "did you mean `coverage`?".
     pub help: Option<String>,
     /// Part of the scalar at `span` that the problem concerns. Resolved by [`Self::narrow`].
     pub(crate) sub_span: Option<Box<SubSpan>>,
@@ -62,14 +62,13 @@ impl Diagnostic {
         self
     }
 
-    /// Narrows the diagnostic to the bytes `range` of `text`, the value of the scalar at the span. The span itself is
-    /// narrowed by [`Self::narrow`], once the sources are available.
+    /// Sets the part for [`Self::narrow`]: the bytes `range` of `text`. `text` is the value of the scalar at the span.
     pub(crate) fn inside(mut self, text: &Arc<str>, range: Range<usize>) -> Self {
         self.sub_span = Some(Box::new(SubSpan { text: text.clone(), offset: range.start, length: range.len() }));
         self
     }
 
-    /// Narrows the span to the part that the problem concerns, if the sources show where it is.
+    /// Narrows the span to the part that the problem concerns, if that part can be found in the sources.
     pub(crate) fn narrow(&mut self, sources: &SourceMap) {
         if let Some((sub_span, span)) = self.sub_span.take().zip(self.span) {
             self.span = sub_span.find(span, sources).or(Some(span));

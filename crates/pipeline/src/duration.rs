@@ -108,7 +108,7 @@ fn words(text: &str) -> Vec<String> {
     let mut kind = None;
     for char in text.chars() {
         if char.is_whitespace() || matches!(char, ',' | '-') {
-            // `twenty-one` is two words. A leading minus sign is rejected, because it is neither a number nor a unit.
+            // `twenty-one` is two words. A `-` that does not follow a word directly becomes a word, which is rejected.
             if char == '-' && kind.is_none() {
                 words.push("-".to_owned());
             }

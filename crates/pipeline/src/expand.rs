@@ -1,8 +1,7 @@
 //! Variable references that the server expands before a runner gets a job: `$NAME`, `${NAME}` and `%NAME%`
 //! (docs/spec/pipeline-yaml.md, section 4.2).
 //!
-//! Invariants: `$$` and `%%` are not changed. The runner later replaces `$$` with `$`. Expansion terminates, and its
-//! result is bounded.
+//! `$$` and `%%` are not changed. The runner later replaces `$$` with `$`.
 
 use std::collections::HashMap;
 
@@ -54,9 +53,9 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
 
 /// Expands references between the values of `variables`, in the order of their dependencies.
 ///
-/// References to unknown names, file variables and raw variables are not expanded, because the runner resolves them. The
-/// values of raw variables, and values with circular references, are not expanded either. If a name occurs more than
-/// once, the last variable wins.
+/// References to unknown names, file variables and raw variables are not expanded, because the runner resolves them. Raw
+/// variables, and variables whose references form a cycle, keep their values. If a name occurs more than once, the last
+/// variable wins.
 #[expect(clippy::indexing_slicing, reason = "each index is of a variable of this list")]
 pub fn expand_all(variables: &mut [Variable]) {
     let by_name: HashMap<String, usize> =
@@ -75,7 +74,7 @@ pub fn expand_all(variables: &mut [Variable]) {
     }
 }
 
-/// Returns the expanded value. `None` if it would be too long.
+/// Returns the expanded value. `None` means that the value would be longer than [`MAX_VALUE_BYTES`].
 fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
@@ -118,8 +117,9 @@ impl Graph {
         graph
     }
 
-    /// Returns a flag per variable: whether it is part of a cycle, or on a path between two cycles. Finds these variables
-    /// by repeatedly removing the variables without outgoing references, and then those without incoming references.
+    /// Returns for each variable whether it is part of a cycle, or on a path between two cycles.
+    ///
+    /// Repeatedly removes variables without outgoing references, and then variables without incoming references.
     fn circular(&self) -> Vec<bool> {
         let mut remaining = vec![true; self.uses.len()];
         for (forward, backward) in [(&self.uses, &self.used_by), (&self.used_by, &self.uses)] {

@@ -2,16 +2,14 @@
 //! `include:local` (docs/spec/pipeline-yaml.md, section 1.1).
 //!
 //! `rules` use Ruby's `File.fnmatch` with PATHNAME, DOTMATCH and EXTGLOB. `include:local` uses wildcards in which `**`
-//! matches any text. Each pattern is compiled once. Matching takes linear time.
-//!
-//! Invariant: no pattern makes compiling or matching panic or run without bound.
+//! matches any text.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use regex::{Regex, RegexBuilder};
 
-/// Maximum length of a pattern in bytes: the maximum length of a path.
+/// Maximum length of a pattern with special characters, in bytes.
 const MAX_PATTERN_BYTES: usize = 4096;
 
 /// Maximum number of alternatives that the braces of one pattern expand to.
@@ -23,7 +21,7 @@ const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 /// Reason why a pattern cannot be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// The pattern is longer than a path can be.
+    /// The pattern is longer than 4096 bytes.
     #[error("path pattern is too long: {0} bytes (maximum is {MAX_PATTERN_BYTES})")]
     TooLong(usize),
     /// The braces of the pattern expand to too many alternatives, or its compiled form is too large.
@@ -213,7 +211,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
                     out.push_str(&class);
                     consumed = length;
                 }
-                // A class without a closing bracket matches nothing.
+                // A pattern with an unclosed class matches nothing.
                 None => return "[^\\s\\S]".to_owned(),
             },
             '\\' => {
@@ -232,8 +230,8 @@ fn fnmatch_to_regex(pattern: &str) -> String {
     out
 }
 
-/// Converts a class at the start of `text`, such as `[a-z]` or `[!a]`, to a regular expression. Also returns its length
-/// in bytes.
+/// Converts a class at the start of `text`, such as `[a-z]` or `[!a]`, to a regular expression. Also returns the length
+/// of the class in bytes.
 fn class(text: &str) -> Option<(String, usize)> {
     let mut chars = text.char_indices().skip(1).peekable();
     let negated = chars.next_if(|(_, char)| matches!(char, '!' | '^')).is_some();

@@ -45,7 +45,7 @@ pub fn job_predefined(job: JobFacts<'_>) -> Vec<Variable> {
 /// values.
 ///
 /// `job` is `None` for `workflow:rules`. `yaml` contains the global variables and, for a job, its own variables, lowest precedence first.
-/// `environment` is the name of the job's environment, with its variables expanded.
+/// `environment` is the expanded name of the job's environment.
 #[must_use]
 pub fn rule_variables(
     context: &Context,
@@ -68,8 +68,8 @@ pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
 /// Returns the instance, group and project variables that are visible in an environment.
 ///
 /// Protected variables need a protected ref. Variables with an environment scope other than `*` need a matching environment. If
-/// several variables have the same name, the variable with the most specific scope wins. Among equal scopes, the last
-/// variable wins.
+/// several variables have the same name, the variable with the most specific scope wins. Among equally specific scopes, the
+/// last variable wins.
 #[must_use]
 pub fn project_variables(all: &[ScopedVariable], ref_protected: bool, environment: Option<&str>) -> Vec<Variable> {
     let mut visible: Vec<(Specificity, &Variable)> = all

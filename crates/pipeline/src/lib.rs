@@ -9,8 +9,7 @@
 //! a [`context::Context`] (the event and its variables), or comes through the [`context::Sources`] port (files and
 //! comparisons of commits). The crate uses neither the clock nor random numbers.
 //!
-//! Invariants: no input makes this crate panic or run without bound. As many errors of a configuration as possible are
-//! reported at once, with file, line and column.
+//! No input makes this crate panic or run without bound. As many errors of a configuration as possible are reported at once.
 
 mod compile;
 mod conditions;

@@ -1,5 +1,4 @@
-//! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0). Hostile input fails early with a
-//! clear error.
+//! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0).
 
 /// Limits of one compilation.
 ///
@@ -40,8 +39,7 @@ pub const MAX_INTERPOLATED_TEXT_BYTES: usize = 1024 * 1024;
 pub const MAX_INPUT_OPTIONS: usize = 50;
 /// Maximum size in bytes of all jobs of a pipeline, counting defaults and global variables for each instance.
 pub const MAX_JOBS_BYTES: usize = 256 * 1024 * 1024;
-/// Maximum compiled size in bytes of all regular expressions of a configuration. The size of an expression is the sum of
-/// the size limits with which its compilation was tried, so it is at least 16 KiB.
+/// Maximum compiled size in bytes of all regular expressions of a configuration. Each expression counts as at least 16 KiB.
 pub const MAX_PATTERNS_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum number of inputs whose rules refer to each other in a chain.
 pub const MAX_INPUT_RULES_CHAIN: usize = 50;

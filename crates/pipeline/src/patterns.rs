@@ -1,8 +1,7 @@
 //! Cache of the regular expressions of one compilation, with a budget for their total size.
 //!
-//! A pattern of a few bytes can compile to megabytes (`(\w{100}){100}`). The budget therefore counts the compiled size,
-//! which is found by trying increasing limits. Each tried limit counts. The compiled size is also a good measure of the compile
-//! time.
+//! A pattern of a few bytes can compile to megabytes (`(\w{100}){100}`). Therefore, a pattern is compiled with increasing size
+//! limits until it fits. Each tried limit counts against the budget.
 
 use std::collections::HashMap;
 
@@ -13,7 +12,7 @@ use crate::limits::MAX_PATTERNS_BYTES;
 use crate::node::Span;
 use crate::regexp::{self, MAX_COMPILED_BYTES, RegexpError};
 
-/// First size limit that is tried, in bytes. Nearly all real patterns fit. Each further attempt quadruples it.
+/// First size limit in bytes. Each further attempt quadruples the limit.
 const FIRST_SIZE_LIMIT: usize = 16 * 1024;
 
 /// Compiled patterns by flags and text, and their total cost.
@@ -73,10 +72,10 @@ mod tests {
             assert!(patterns.compile("^v[0-9]+$", "i").is_ok_and(|regex| regex.is_match("V1")));
         }
         assert_eq!(patterns.spent, FIRST_SIZE_LIMIT);
-        assert!(patterns.compile("^v[0-9]+$", "").is_ok_and(|regex| !regex.is_match("V1")), "the pattern has no flag");
+        assert!(patterns.compile("^v[0-9]+$", "").is_ok_and(|regex| !regex.is_match("V1")));
         assert_eq!(patterns.spent, 2 * FIRST_SIZE_LIMIT);
         assert!(patterns.compile("(a{100}){30}", "").is_ok());
         assert!(patterns.spent > 3 * FIRST_SIZE_LIMIT);
-        assert!(patterns.compile("((a{1000}){1000}){1000}", "").is_err(), "a single pattern still has its own limit");
+        assert!(patterns.compile("((a{1000}){1000}){1000}", "").is_err(), "a single pattern must have a limit");
     }
 }

@@ -3,8 +3,6 @@
 //! Like RE2, the `regex` crate takes linear time and has neither look-around nor back-references, but it differs from RE2 in
 //! some details. In RE2, a lone brace and a bracket inside a class are literal text. `\d`, `\w`, `\s` and `\b` are
 //! ASCII-only. `\Q...\E` quotes text. Patterns are rewritten so that they mean the same as in RE2.
-//!
-//! Invariant: compiling and matching take bounded time and memory, and never panic.
 
 use regex::{Regex, RegexBuilder};
 
@@ -87,8 +85,7 @@ pub fn is_flag(flag: char) -> bool {
     matches!(flag, 'i' | 's' | 'm' | 'U')
 }
 
-/// Converts an error of the `regex` crate. The last line of its text contains the reason, and the lines before it show the
-/// pattern.
+/// Converts an error of the `regex` crate. The last line of the text contains the reason, and the other lines show the pattern.
 fn explain(error: &regex::Error) -> RegexpError {
     let text = error.to_string();
     let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -144,8 +141,9 @@ fn adapt(pattern: &str) -> String {
     out
 }
 
-/// Writes the escape sequence whose backslash precedes `after`. Returns the number of bytes of `after` that belong to
-/// it.
+/// Writes the escape sequence whose backslash precedes `after`.
+///
+/// Returns how many bytes of `after` belong to the sequence.
 fn escape(after: &str, out: &mut String) -> usize {
     let Some(first) = after.chars().next() else {
         out.push('\\');

@@ -27,8 +27,8 @@ pub fn slug(text: &str) -> String {
 
 /// Returns `CI_ENVIRONMENT_SLUG`: at most 24 bytes, starting with a letter.
 ///
-/// A name that had to be converted or truncated gets a suffix derived from it, so that its slug differs from the slugs of
-/// similar names. If the only problem is a `-` at the end, the `-` is removed and there is no suffix.
+/// The slug of a name that had to be converted or truncated gets a suffix, so that the slugs of similar names differ. If the
+/// only problem is a `-` at the end, the `-` is removed and there is no suffix.
 #[must_use]
 pub fn environment_slug(name: &str) -> String {
     let mut slug = plain(name);
@@ -59,7 +59,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-/// Interprets `bytes` as a big-endian number and returns its last digits in base 36.
+/// Interprets `bytes` as a big-endian number and returns the last six digits in base 36.
 fn base36_tail(bytes: &[u8]) -> String {
     const BASE: u64 = 36;
     let modulus = BASE.pow(6);

@@ -13,7 +13,7 @@ pub struct SourceMap {
 /// A text with its name.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Name for messages: a path, a URL, or the name of a component.
+    /// Name for messages, such as a path or a URL.
     pub name: Arc<str>,
     /// The text as written, before the interpolation of inputs.
     pub text: Arc<str>,
@@ -42,7 +42,7 @@ impl SourceMap {
     }
 }
 
-/// Returns the span of `length` bytes at a byte offset of `text`. Counts lines, so its time is linear in `offset`.
+/// Returns the span of `length` bytes at a byte offset of `text`. The time is linear in `offset`.
 pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize) -> Span {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);

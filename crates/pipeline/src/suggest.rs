@@ -4,8 +4,7 @@
 const MAX_DISTANCE_PERCENT: usize = 40;
 /// Maximum length of names to compare in bytes. The time for a comparison is the product of both lengths.
 const MAX_COMPARED_BYTES: usize = 300;
-/// Maximum cost of one search: the sum of the products of the compared lengths. This is enough for 20,000 names of ten
-/// letters. Further candidates are ignored.
+/// Maximum cost of one search: the sum of the products of the compared lengths. Further candidates are ignored.
 const MAX_COST: usize = 2_000_000;
 
 /// Returns the candidate that is most similar to `name`. Returns `None` if no candidate is similar enough.
@@ -97,7 +96,11 @@ mod tests {
         let name = format!("{}y", &long[1..]);
         let exact = std::iter::once(&*name);
         assert_eq!(closest(&name, exact.clone().chain(others.clone())), Some(&*name));
-        assert_eq!(closest(&name, others.chain(exact)), Some(&*long), "candidates after the cost limit are ignored");
+        assert_eq!(
+            closest(&name, others.chain(exact)),
+            Some(&*long),
+            "candidates after the cost limit must be ignored"
+        );
     }
 
     #[test]

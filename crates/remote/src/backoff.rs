@@ -13,7 +13,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff whose delays start with `first` and double up to `max`. Both values are before jitter.
+    /// Creates a backoff whose delays, before jitter, start with `first` and double up to `max`.
     #[must_use]
     pub fn new(first: Duration, max: Duration) -> Self {
         Self { delay: first.min(max), max }
@@ -36,7 +36,7 @@ mod tests {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(3));
         for full in [1.0, 2.0, 3.0, 3.0] {
             let delay = backoff.next_delay().as_secs_f64();
-            assert!((full * 0.75..full * 1.25).contains(&delay), "{delay} is not within 25 % of {full}");
+            assert!((full * 0.75..full * 1.25).contains(&delay), "{delay} must be within 25 % of {full}");
         }
     }
 }

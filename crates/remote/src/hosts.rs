@@ -43,8 +43,7 @@ struct Line {
     keys: Vec<String>,
 }
 
-/// A file with host keys. The last line of each machine counts. The file is rewritten when it has many more lines than
-/// machines.
+/// A file with host keys. The last line of each machine counts.
 #[derive(Debug)]
 struct HostKeyFile {
     path: PathBuf,
@@ -57,8 +56,7 @@ struct HostKeyFile {
 const MAX_SURPLUS_LINES: usize = 1000;
 
 impl KnownHosts {
-    /// Loads the keys from a file, and stores new ones in it, so that the first key of a machine stays trusted across
-    /// restarts. Creates a missing file. Skips invalid lines.
+    /// Loads the keys from a file, and stores the keys of first connections in the file. Creates a missing file. Skips invalid lines.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or written.
@@ -111,7 +109,7 @@ impl KnownHosts {
         self.insert_pinned(machine, Keys { fingerprints: fingerprints.to_vec(), is_pinned: true, types: Vec::new() });
     }
 
-    /// Pins the accepted keys of a machine. Connections then ask the machine for a key of one of these types.
+    /// Pins the accepted keys of a machine. Connections then prefer keys of these types.
     pub fn pin_keys(&self, machine: &str, keys: &[HostKey]) {
         let fingerprints = keys.iter().map(|key| key.fingerprint.clone()).collect();
         let types = keys.iter().map(|key| key.key_type.clone()).collect();
@@ -219,8 +217,8 @@ mod tests {
         File::options().append(true).open(&path).unwrap().write_all(b"{\"machine\":").unwrap();
         let hosts = KnownHosts::load(&path).unwrap();
         assert_eq!(hosts.mismatched_keys(one, "SHA256:other"), Some("SHA256:a".to_owned()));
-        assert_eq!(hosts.mismatched_keys(two, "SHA256:other"), None, "the key was removed");
-        assert_eq!(hosts.mismatched_keys(three, "SHA256:other"), None, "pinned keys are not stored");
+        assert_eq!(hosts.mismatched_keys(two, "SHA256:other"), None, "a removed key must stay removed");
+        assert_eq!(hosts.mismatched_keys(three, "SHA256:other"), None, "pinned keys must not be stored");
         hosts.retain(|id| id == two);
         assert_eq!(hosts.mismatched_keys(one, "SHA256:new"), None);
         assert_eq!(hosts.mismatched_keys(two, "SHA256:new"), Some("SHA256:other".to_owned()));

@@ -1,7 +1,7 @@
 //! OpenSSH's `known_hosts`: the host keys of a machine.
 //!
-//! Names may be plain or hashed. Patterns, and lines with the marker `@cert-authority`, are not supported: they match no machine. A key in a
-//! line with the marker `@revoked` is refused for all machines, as the line is usually for `*`.
+//! Names may be plain or hashed. Patterns, and lines with the marker `@cert-authority`, match no machine. A key in a line with the marker
+//! `@revoked` is refused for all machines.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub struct HostKey {
     pub fingerprint: String,
 }
 
-/// The file cannot be read.
+/// The file cannot be read, or a key in the file is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read the host keys in {}: {cause}; the file must have the format of OpenSSH's known_hosts", path.display())]
 pub struct KnownHostsFileError {
@@ -25,7 +25,7 @@ pub struct KnownHostsFileError {
     cause: String,
 }
 
-/// Returns the host keys of a machine in a file. A missing file has none.
+/// Returns the host keys of a machine in a file, without revoked keys. A missing file contains no keys.
 ///
 /// # Errors
 /// [`KnownHostsFileError`] if the file cannot be read, or if a key of the machine is invalid.
@@ -76,7 +76,7 @@ mod tests {
     async fn keys_are_found_by_plain_and_hashed_names() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("known_hosts");
-        assert_eq!(read(&path, "example.org", 22).await.unwrap(), [], "the file is missing");
+        assert_eq!(read(&path, "example.org", 22).await.unwrap(), [], "a missing file must be like an empty file");
         std::fs::write(&path, format!("# a comment\nother,vm {KEY}\n@cert-authority gone {KEY}\n{HASHED}\n")).unwrap();
         let found = [HostKey { key_type: "ssh-ed25519".to_owned(), fingerprint: FINGERPRINT.to_owned() }];
         assert_eq!(read(&path, "vm", 22).await.unwrap(), found);

@@ -1,8 +1,7 @@
 //! Sessions with machines: running commands, and opening streams to addresses that the machine can reach.
 //!
-//! [`Session`] is the port, with an adapter for each protocol: [`ssh`], `winrm` (with the feature of that name) for
-//! Windows machines without an SSH server, and [`local`] for this host. [`dial`] selects SSH or WinRM by the protocol of
-//! a [`Target`]. [`local`] is used directly. `sys` contains the differences between Unix and Windows.
+//! [`Session`] is the port, with three adapters: [`ssh`], `winrm` (with the feature of that name) for Windows machines
+//! without an SSH server, and [`local`] for this host. [`dial`] selects SSH or WinRM by the protocol of a [`Target`].
 
 mod backoff;
 mod hosts;
@@ -58,9 +57,9 @@ pub struct RemoteCommand<'a> {
     pub command: &'a str,
     /// Standard input. `None` means empty.
     pub stdin: Option<&'a mut (dyn AsyncRead + Send + Unpin)>,
-    /// Destination of stdout. `None` discards it.
+    /// Destination of stdout. `None` discards the data.
     pub stdout: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// Destination of stderr. `None` stores its last bytes in [`CommandResult::stderr`].
+    /// Destination of stderr. `None` stores the last bytes in [`CommandResult::stderr`].
     pub stderr: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
     /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. Over SSH, the call then returns without waiting for the
     /// end of the command. Over WinRM, the server is asked to terminate the command instead.
@@ -161,7 +160,7 @@ pub enum RunError {
         /// Reason for the refusal.
         cause: String,
     },
-    /// A local stream failed.
+    /// A local stream, or the start of a local command, failed.
     #[error("{operation}")]
     Local {
         /// The failed operation, such as `failed to write stdout`.
@@ -197,8 +196,9 @@ pub trait Session: Send + Sync {
     async fn close(&self);
 }
 
-/// Connects to a machine within the target's timeout. Retries with increasing delays while the machine does not respond,
-/// but not if it rejects the credentials.
+/// Connects to a machine within the target's timeout. Retries with increasing delays while the machine does not respond.
+///
+/// Rejected credentials and other permanent errors are not retried.
 ///
 /// # Errors
 /// [`DialError`].
@@ -213,9 +213,9 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 
 /// Same as [`dial`], for a machine that was just created.
 ///
-/// The SSH server of such a machine may start before the user's key is installed, or before its own host key is generated.
+/// The SSH server of such a machine may start before the user's key is installed, or before the final host key is generated.
 /// Therefore, the connection is retried for `grace` if the credentials are rejected, or if the host key differs from the
-/// key of the first connection. It is not retried if the host key differs from a pinned key.
+/// key of the first connection, unless keys are pinned.
 ///
 /// # Errors
 /// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.

@@ -21,7 +21,7 @@ pub struct LocalSession;
 /// Time from SIGTERM to SIGKILL.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// The streams of a command. The command is killed when this is dropped.
+/// The streams of a command. Dropping this value kills the command.
 struct Program {
     stream: tokio::io::Join<ChildStdout, ChildStdin>,
     _child: Child,
@@ -82,7 +82,7 @@ impl Session for LocalSession {
             if let (Some(from), Some(to)) = (stdin, &mut stdin_pipe) {
                 let _ = tokio::io::copy(from, to).await;
             }
-            // Close this end of the pipe.
+            // Ends the input of the command.
             drop(stdin_pipe.take());
         };
         let mut tail = Tail::default();
@@ -142,7 +142,7 @@ impl Session for LocalSession {
         };
         let status = tokio::select! {
             status = exit => status?,
-            // The command was killed. A process that left its group may still write to the pipes, so their end is not awaited.
+            // A process that left the group may keep the pipes open, so the end of the output is not awaited.
             () = cancel => child.wait().await.map_err(failed)?,
         };
         // Processes that the command left running are not killed.
@@ -173,7 +173,6 @@ impl Session for LocalSession {
             let source = std::io::Error::other("missing pipes");
             return Err(RunError::Local { operation: "failed to connect to sh", source });
         };
-        // The stream ends when the command ends. Dropping the stream kills the command.
         Ok(Box::new(Program { stream: tokio::io::join(output, input), _child: child, _group: group }))
     }
 

@@ -6,18 +6,19 @@ use tokio::time::Instant;
 
 use crate::{Backoff, DialError, KnownHosts, Target};
 
-/// Delay after the first attempt. It doubles up to [`MAX_DELAY`] (case C5 of docs/spec/fleeting.md).
+/// Delay after the first attempt. The delay doubles up to [`MAX_DELAY`] (case C5 of docs/spec/fleeting.md).
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const MAX_DELAY: Duration = Duration::from_secs(2);
-/// Timeout of the first attempt. One attempt must not take all the time, because booting machines may drop packets. The timeout doubles
-/// after each attempt that exceeds it, because logins can be slow if sshd looks up names or queries a directory service.
+/// Timeout of the first attempt. Booting machines may drop packets, so one attempt must not take all the time.
+///
+/// The timeout doubles after each attempt that exceeds it, because some logins are slow.
 const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Minimum and maximum delay between logins to a new machine that rejects them.
 const NEW_MACHINE_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// Reason why an attempt failed.
 pub(super) enum AttemptError {
-    /// Other attempts would fail, too.
+    /// Further attempts would fail.
     Permanent(DialError),
     /// The machine may not be ready yet.
     Transient(String),
@@ -112,7 +113,7 @@ mod tests {
     async fn c05_retries_of_a_refused_port_have_delays() {
         let refused = || async { Err::<(), _>(AttemptError::Transient("refused".to_owned())) };
         let error = retry(&target(2), "a", refused).await.unwrap_err();
-        // The delays are 50, 100, 200, 400 and 800 ms, up to 25 % more or less. The next one would exceed the timeout in any case.
+        // The delays are 50, 100, 200, 400 and 800 ms, plus or minus 25 %. The next delay would always exceed the timeout.
         assert!(matches!(error, DialError::Unreachable { tries: 6, .. }), "{error:?}");
     }
 

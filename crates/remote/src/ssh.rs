@@ -23,8 +23,7 @@ const MAX_MISSED_KEEPALIVES: usize = 3;
 /// Maximum time to wait for the end of a canceled command.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Channel of a command. The channel is closed when this is dropped. Otherwise the command would continue, and the channel
-/// would count against the server's limit of sessions.
+/// Channel of a command. Dropping this value closes the channel, so that the channel no longer counts against the server's limit.
 struct OpenChannel {
     channel: Arc<ChannelWriteHalf<client::Msg>>,
     is_closed: AtomicBool,
@@ -155,7 +154,7 @@ async fn try_once(
         }
     };
     let (method, answer) = match key {
-        // If there is a key, no password is offered: the plugin installed the key on the machine (case C3).
+        // If there is a key, no password is sent (case C3).
         Some(Key { private, certificate: Some(certificate) }) => {
             let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
@@ -188,8 +187,7 @@ struct Key {
     certificate: Option<Certificate>,
 }
 
-/// Parses a private key that may be followed by its certificate on a separate line (`ssh-ed25519-cert-v01@openssh.com
-/// AAAA...`). The protocol has one field for both.
+/// Parses a private key and an optional certificate on a line after it (`ssh-ed25519-cert-v01@openssh.com AAAA...`).
 fn private_key(bytes: &[u8]) -> Result<Option<Key>, String> {
     if bytes.is_empty() {
         return Ok(None);

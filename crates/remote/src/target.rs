@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Target {
     /// Name of the machine, for logs and for its host key.
     pub machine: String,
-    /// Host name or IP address. A port in it takes precedence over `port`.
+    /// Host name or IP address, optionally with a port, which takes precedence over `port`.
     pub address: String,
     /// `ssh`, `winrm` or `winrm+https`. Empty means `ssh`.
     pub protocol: String,
@@ -17,9 +17,9 @@ pub struct Target {
     pub port: u16,
     /// User name.
     pub username: String,
-    /// Password. Empty means no password.
+    /// Password.
     pub password: String,
-    /// Content of a private key file, optionally with its certificate. Empty means no key. If set, no password is sent.
+    /// Content of a private key file, optionally with its certificate. Empty means no key. With a key, SSH sends no password.
     pub key: Vec<u8>,
     /// Interval between keepalives.
     pub keepalive: Duration,
@@ -32,8 +32,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Returns the `host:port` to connect to. A port in the address takes precedence over the target's port. If neither is
-    /// set, uses the default port of the protocol.
+    /// Returns the `host:port` to connect to.
     #[must_use]
     pub fn host_and_port(&self) -> String {
         let address = self.address.as_str();
@@ -103,7 +102,7 @@ mod tests {
         for (host, expected) in
             [("::1", "[::1]:22"), ("[::1]", "[::1]:22"), ("[::1]:2222", "[::1]:2222"), ("vm-1", "vm-1:22")]
         {
-            assert_eq!(host_and_port(host, 0, ""), expected, "{host} (the Go host dials [[::1]]:22 for [::1])");
+            assert_eq!(host_and_port(host, 0, ""), expected, "{host}");
         }
         assert_eq!(host_and_port("vm", 0, "winrm+https"), "vm:5986");
     }

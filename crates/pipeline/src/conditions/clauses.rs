@@ -27,7 +27,7 @@ type Compared = Option<Rc<context::Changes>>;
 pub(crate) struct Clauses<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
-    /// Tree that contains the rules. `exists` without `project` looks for paths in it.
+    /// Tree that contains the rules. `exists` without `project` searches this tree.
     origin: &'a Origin,
     globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
     /// Paths that differ from each ref of `compare_to`.
@@ -52,7 +52,6 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Returns the event.
     pub(crate) fn context(&self) -> &'a Context {
         self.context
     }
@@ -128,9 +127,7 @@ impl<'a> Clauses<'a> {
         compared
     }
 
-    /// Evaluates `exists`. The clause is true if any pattern matches a tracked path.
-    ///
-    /// A pattern that ends with `/` matches the directories that contain tracked paths.
+    /// Evaluates `exists`.
     pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let origin = match &exists.project {
             None => self.origin.clone(),
@@ -153,7 +150,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `exists` for a tree. Only results for the tree of the project are cached.
+    /// Evaluates `exists` for a tree. Results for other trees than that of the project are not cached.
     fn exists_in(
         &self,
         test: &PathTest,
@@ -186,7 +183,7 @@ impl<'a> Clauses<'a> {
         })
     }
 
-    /// Returns the compiled pattern, or `None` if it is too large. Such a pattern matches nothing.
+    /// Returns the compiled pattern. `None` means that the pattern is too large, so that it matches nothing.
     fn glob(&self, pattern: &str) -> Option<Rc<Glob>> {
         if let Some(cached) = self.globs.borrow().get(pattern) {
             return cached.clone();
@@ -198,7 +195,7 @@ impl<'a> Clauses<'a> {
 
     /// Returns the tracked paths that a pattern matches.
     ///
-    /// A pattern without wildcards, or one that is too large, is returned unchanged.
+    /// A pattern without wildcards or a pattern that is too large is returned unchanged.
     pub(crate) fn tracked(&self, pattern: &str) -> Vec<String> {
         match self.glob(pattern) {
             Some(glob) if !glob.is_exact() => {
@@ -208,7 +205,6 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Returns the port that reads files.
     pub(crate) fn sources(&self) -> &'a dyn Sources {
         self.sources
     }

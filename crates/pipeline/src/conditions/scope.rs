@@ -39,7 +39,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Returns the project variables of a job with this environment. `None` if they are the same as without an
+    /// Returns the project variables of a job with this environment. `None` means the same variables as without an
     /// environment.
     fn project_of(&self, environment: Option<&str>) -> Option<Vec<Variable>> {
         let environment = environment.filter(|_| self.scoped)?;
@@ -70,7 +70,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Adds the project variables that are visible to an environment of this name.
+    /// Selects the project variables that are visible to a job with this environment.
     pub(crate) fn in_environment(mut self, environment: Option<&str>) -> Self {
         self.project = self.base.project_of(environment);
         self

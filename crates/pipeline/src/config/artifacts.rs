@@ -61,8 +61,7 @@ fn check_expose_as(fields: &Fields<'_>, node: &Node, paths: &[String], problems:
     }
 }
 
-/// Parses `artifacts:reports`. Returns the name of each report type in the job payload, with its paths. `coverage_report` becomes
-/// `cobertura` or `jacoco`.
+/// Parses `artifacts:reports`. Returns the types and paths of the reports. `coverage_report` becomes `cobertura` or `jacoco`.
 fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, Vec<String>)> {
     let Some(fields) = Fields::parse(node, at, keywords::REPORTS, problems) else { return Vec::new() };
     let mut all = Vec::new();

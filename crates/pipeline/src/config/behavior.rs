@@ -19,8 +19,7 @@ pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     parse_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
 }
 
-/// Parses `when` of a bridge, which is a job that starts or mirrors a pipeline. It cannot be `delayed`, because bridges
-/// have no `start_in`.
+/// Parses `when` of a bridge. `delayed` is invalid, because a bridge has no key `start_in`.
 pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     parse_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
 }
@@ -36,7 +35,7 @@ fn parse_when(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Proble
     choice(node, at, allowed, problems).and_then(|word| parse_when_value(&word))
 }
 
-/// Converts the text of `when`. Returns `None` for `never`.
+/// Converts the text of `when`. Returns `None` for `never` and for invalid texts.
 pub(crate) fn parse_when_value(word: &str) -> Option<When> {
     match word {
         "on_success" => Some(When::OnSuccess),
@@ -48,7 +47,7 @@ pub(crate) fn parse_when_value(word: &str) -> Option<When> {
     }
 }
 
-/// Parses `start_in` of a job or rule. It requires `when: delayed`.
+/// Parses `start_in` of a job or rule. `delayed` is true for `when: delayed`, which requires `start_in`.
 pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Problems) -> Option<Duration> {
     let at = fields.at();
     match (fields.get("start_in"), delayed) {
@@ -157,7 +156,7 @@ pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     Some(tags)
 }
 
-/// Parses `coverage`: a pattern between slashes. Returns it without the slashes.
+/// Parses `coverage`: a pattern between slashes. Returns the pattern without the slashes.
 pub(crate) fn coverage(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/')).filter(|inner| !inner.is_empty());

@@ -11,7 +11,7 @@ const MAX_KEY_FILES: usize = 2;
 /// Maximum number of `fallback_keys`.
 const MAX_FALLBACK_KEYS: usize = 5;
 
-/// A cache as written. The digest of a key that is derived from files is computed later ([`crate::seed`]).
+/// A cache as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheEntry {
     pub(crate) key: CacheKey,
@@ -28,13 +28,13 @@ pub(crate) struct CacheEntry {
 pub(crate) enum CacheKey {
     /// The key as written.
     Text(String),
-    /// A key derived from files: from the IDs of their last commits if `by_commit` is set, otherwise from the IDs of their content.
+    /// A key derived from files: from their last commits if `by_commit` is true, otherwise from their content.
     Files { files: Vec<String>, by_commit: bool, prefix: Option<String> },
 }
 
-/// Parses `cache`: a map, or a list of at most four maps, in which lists are flattened and nulls are ignored.
+/// Parses `cache`: a map, or a list of at most four maps. Nested lists are flattened, and nulls are ignored.
 ///
-/// A cache with neither `paths` nor `untracked` has no effect and is ignored.
+/// A cache with neither `paths` nor `untracked` is ignored.
 pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
     let entries: Vec<CacheEntry> = match &node.value {
         Value::List(_) => {
@@ -118,7 +118,7 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
     Some(CacheKey::Files { files, by_commit, prefix })
 }
 
-/// Returns whether a key is allowed in a path: it must not contain `/`, and must not consist of dots only. Reports a problem otherwise.
+/// Reports a key that contains `/` or consists of dots only. Returns whether the key is valid.
 fn check_key(key: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> bool {
     let upper = key.to_ascii_uppercase();
     if key.contains('/') || upper.contains("%2F") {

@@ -1,8 +1,7 @@
 //! `default`, the deprecated global keywords with the same meaning, and `inherit` (docs/spec/pipeline-yaml.md, section
 //! 2.6).
 //!
-//! A default applies to each job that does not set the keyword. Values are not merged. Defaults are checked once, in this
-//! module. An invalid default is not used.
+//! A default applies to each job that does not set the keyword. Values are not merged. Invalid defaults are reported here, and not used.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -63,7 +63,7 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
     duration_or_never(node, at, problems)
 }
 
-/// Reports a name of an environment or of a resource group that is blank or has other characters than GitLab permits.
+/// Checks the name of an environment or resource group.
 fn check_name(name: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> Option<()> {
     if name.trim().is_empty() {
         problems.report(span, at, "can't be blank");

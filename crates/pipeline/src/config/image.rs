@@ -15,7 +15,7 @@ pub(crate) fn image(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     image_or_service(node, at, keywords::IMAGE, problems)
 }
 
-/// Parses `services`: a list of images with an alias and a command.
+/// Parses `services`: a list of names and maps.
 pub(crate) fn services(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Image>> {
     let items = flat_list(node, at, problems)?;
     Some(

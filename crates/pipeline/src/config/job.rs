@@ -56,7 +56,7 @@ pub(crate) struct JobEntry {
     pub(crate) manual_confirmation: Option<String>,
     /// Keywords that were inherited from `default`, with their position.
     pub(crate) defaults: Vec<(String, Span)>,
-    /// True if errors of the job have been reported. The invalid parts of the job are missing here.
+    /// True if errors of the job were reported. Invalid parts of the job are missing.
     pub(crate) is_broken: bool,
     /// True if parts of the job are missing because their include was skipped.
     pub(crate) is_incomplete: bool,
@@ -93,7 +93,7 @@ pub(crate) struct JobParserContext<'a> {
     pub(crate) size_budget: SizeBudget,
 }
 
-/// Parses a job. Returns the entry, as far as it could be parsed, and the node including defaults.
+/// Parses a job. Returns the entry without its invalid parts, and the node including defaults.
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
@@ -284,8 +284,7 @@ impl JobParser<'_, '_> {
         let Some(node) = self.fields.get("stage") else {
             return Named { name: DEFAULT_STAGE.to_owned(), span: self.span };
         };
-        // An invalid stage must not cause further errors. The last stage always exists, and no need can be in a later
-        // stage.
+        // The last stage causes no further errors: it always exists, and no job that this job needs can be in a later stage.
         let name = self.parse_key("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
         Named { name, span: node.span }
     }
@@ -375,7 +374,7 @@ impl JobParser<'_, '_> {
     }
 }
 
-/// Removes needs that mirror the pipeline of another project, because the bridge already stores that project.
+/// Removes needs that mirror the pipeline of another project, because they refer to no job.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

@@ -1,7 +1,6 @@
 //! Parses every keyword of the merged tree into a type, and reports all errors (docs/spec/pipeline-yaml.md, section 1).
 //!
-//! A parser takes a node, its path for messages, and the collector of problems. It returns the parsed value, or `None` after
-//! it has reported a problem. The keys of each part are listed in [`keywords`].
+//! A parser takes a node, its path for messages, and the collector of problems. The keys of each part are listed in [`keywords`].
 
 mod artifacts;
 mod behavior;

@@ -47,12 +47,12 @@ pub(crate) struct Named {
     pub(crate) span: Span,
 }
 
-/// The part of the configuration that contains `needs`. It determines which entries are allowed.
+/// The part of the configuration that contains `needs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NeedsParent {
     /// An ordinary job.
     Job,
-    /// A trigger job. It cannot download artifacts, so only jobs of the same pipeline are allowed.
+    /// A trigger job. Jobs of other pipelines are errors, because a trigger job cannot download artifacts.
     Trigger,
     /// A job that only mirrors the pipeline of another project.
     Mirror,

@@ -1,8 +1,7 @@
 //! Code that all keyword parsers share: the path of a value for messages, the collector of problems, and typed readers of
 //! nodes.
 //!
-//! A reader that finds an invalid node reports it to the collector and returns `None`. The parser continues with the
-//! next keyword, so that all problems of a file are reported at once.
+//! A reader reports an invalid node and returns `None`. The parser continues, so that all problems of a file are reported at once.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,8 +21,7 @@ const MAX_DIAGNOSTICS: usize = 1000;
 /// Number of errors after which unknown keys and names get no suggestions.
 const MAX_SUGGESTIONS: usize = 20;
 
-/// Path of a value in the configuration for messages, such as `jobs:test:cache:key`. Does not allocate, because it is
-/// shown only in errors.
+/// Path of a value in the configuration for messages, such as `jobs:test:cache:key`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -58,8 +56,7 @@ pub(crate) struct Problems {
     list: Vec<Diagnostic>,
     errors: usize,
     seen: HashSet<(Option<Span>, String)>,
-    /// Positions of nodes that could not be loaded. Further diagnostics at these positions are dropped, because loading
-    /// has already reported an error there.
+    /// Positions of the errors of loading. Further diagnostics at these positions are dropped.
     unloaded: HashSet<Span>,
     /// Cache of regular expressions.
     pub(crate) patterns: Patterns,
@@ -86,7 +83,7 @@ impl Problems {
 
     /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
-        // Repeated errors are counted, too, because callers compare counts to find out whether their value is invalid.
+        // Errors that are not stored are counted like others, because callers compare counts to find out whether their value is invalid.
         self.errors += usize::from(diagnostic.severity == Severity::Error);
         if diagnostic.span.is_some_and(|span| self.unloaded.contains(&span)) {
             return;
@@ -144,8 +141,7 @@ impl Problems {
         list
     }
 
-    /// Returns true if fewer than [`MAX_SUGGESTIONS`] errors were reported. Each suggestion takes time, because it compares
-    /// a name with all known names.
+    /// Returns true if fewer than [`MAX_SUGGESTIONS`] errors were reported. Each suggestion takes time.
     pub(crate) fn may_suggest(&self) -> bool {
         self.errors < MAX_SUGGESTIONS
     }
@@ -160,13 +156,12 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Checks that a node is a map. Reports each unknown key with a suggestion.
+    /// Checks that a node is a map. Reports each unknown key.
     pub(crate) fn parse(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
         Self::parse_with(node, at, allowed, problems, |_| None)
     }
 
-    /// Same as [`Fields::parse`], but if `help` returns a hint for an unknown key, the hint replaces the suggestion of a
-    /// similar key.
+    /// Same as [`Fields::parse`], but a hint that `help` returns for an unknown key replaces the suggestion of a similar key.
     pub(crate) fn parse_with(
         node: &'a Node,
         at: Path<'a>,
@@ -201,7 +196,7 @@ impl<'a> Fields<'a> {
         self.span
     }
 
-    /// Returns the position of a key.
+    /// Returns the position of a key, or of the map if the key is not set.
     pub(crate) fn key_span(&self, key: &str) -> Span {
         self.map.entry(key).map_or(self.span, |entry| entry.key_span)
     }
@@ -306,7 +301,7 @@ pub(crate) fn integer(
     }
 }
 
-/// Reads a list of strings, or one string as a list of one.
+/// Reads a list of strings, or one string as a list with one element.
 pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(text) => Some(vec![text.to_string()]),
@@ -349,7 +344,7 @@ fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Optio
     is_valid.then_some(all)
 }
 
-/// Returns the items of a list. Lists nested up to [`MAX_LIST_NESTING`] are flattened.
+/// Returns the items of a list. Nested lists are flattened, up to [`MAX_LIST_NESTING`] levels.
 pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<&'a Node>> {
     let Some(list) = node.as_list() else {
         problems.report(node.span, at, format_args!("config should be an array, but it is {}", node.kind()));
@@ -418,7 +413,7 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     }
 }
 
-/// Reads a duration or `never`. Returns it as written.
+/// Reads a duration or `never`. Returns the text as written.
 pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     if let Err(error) = crate::duration::parse_or_never(&text) {
@@ -428,7 +423,7 @@ pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Proble
     Some(text)
 }
 
-/// Converts a value to JSON, for the parts of a job that the runner gets unchanged.
+/// Converts a value to JSON. An unresolved reference becomes null.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     use serde_json::Value as Json;
     match &node.value {

@@ -210,7 +210,7 @@ fn rule(
             fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), NeedsParent::Rule, problems));
         rule.start_in = behavior::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
     }
-    // A rule with an invalid clause is ignored. Without that clause, it would match too many events.
+    // A rule with an invalid clause is ignored. Without the clause, the rule would match too many events.
     (problems.errors() == before).then_some(rule)
 }
 
@@ -252,8 +252,9 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
     Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
 
-/// Parses `paths` or `regexp`. `before` is the number of errors before the keys were checked. If an unknown key was reported
-/// since then, a missing `paths` or `regexp` is not reported, because the unknown key is probably a misspelling.
+/// Parses `paths` or `regexp`. `before` is the number of errors before the keys were checked.
+///
+/// If an unknown key was reported, missing keys are not reported, because the unknown key is probably a misspelling.
 fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {
     let at = fields.at();
     match (fields.get("paths"), fields.get("regexp")) {

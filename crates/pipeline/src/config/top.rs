@@ -35,7 +35,7 @@ pub(crate) struct Config {
     pub(crate) variables: Vec<VariableEntry>,
     /// `workflow`
     pub(crate) workflow: Workflow,
-    /// The visible jobs, as written.
+    /// The visible jobs in written order.
     pub(crate) jobs: Vec<JobEntry>,
     /// Names of visible jobs that could not be parsed completely. Other jobs may refer to them. Errors that result only
     /// from missing parts must not be reported.

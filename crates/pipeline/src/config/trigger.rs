@@ -152,8 +152,7 @@ fn artifact(
     Some(ChildInclude::Artifact { path: path?, job, inputs: inputs(fields, problems) })
 }
 
-/// Returns true if a job without `trigger` is a bridge, because its `needs` is a map with `pipeline` but without `job`,
-/// or a list with only such a map.
+/// Returns true if `needs` mirrors a pipeline: a map with `pipeline` but without `job`, or a list with only such a map.
 pub(crate) fn is_mirror(needs: &Node) -> bool {
     let entry = match &needs.value {
         Value::List(list) if list.len() == 1 => list.first(),

@@ -12,7 +12,7 @@ pub(crate) struct VariableEntry {
     pub(crate) span: Span,
 }
 
-/// Part of the configuration that defines variables. It determines which keys a variable in the form of a map may have.
+/// Part of the configuration that defines variables.
 #[derive(Clone, Copy)]
 enum VariablesParent {
     Global,

@@ -14,7 +14,7 @@ const MAX_NAME: usize = 255;
 pub(crate) struct Workflow {
     /// `name`. Its variables are not expanded yet.
     pub(crate) name: Option<String>,
-    /// `rules`. `None` means that every event creates a pipeline.
+    /// `rules`. `None` means that no event is excluded.
     pub(crate) rules: Option<Vec<Rule>>,
     /// `auto_cancel`
     pub(crate) auto_cancel: AutoCancelEntry,

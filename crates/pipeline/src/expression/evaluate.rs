@@ -16,12 +16,12 @@ pub enum Value {
     Null,
     /// A text, which may be empty.
     Text(String),
-    /// `true`, `false`, or the result of a comparison.
+    /// A boolean literal or input, or the result of a comparison.
     Bool(bool),
 }
 
 impl Value {
-    /// Returns true if a condition with this value is met. Null, false and blank texts mean that it is not met.
+    /// Returns true unless the value is null, false or a blank text.
     #[must_use]
     pub fn meets_condition(&self) -> bool {
         match self {
@@ -91,7 +91,7 @@ fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Re
     let Some(right) = right.text() else { return Ok(false) };
     match regexp::split_literal(right) {
         Some((pattern, flags)) => Ok(compile_value(pattern, flags, offset, lookup)?.is_match(text)),
-        // If the right side is not a pattern, GitLab checks whether it contains the text on the left side.
+        // As on GitLab, a right side that is not a pattern must contain the left side.
         None => Ok(right.contains(text)),
     }
 }

@@ -8,8 +8,7 @@
 //! ```
 //! An expression is parsed once ([`parse`]) and evaluated against any set of variables ([`Expression::evaluate`]).
 //!
-//! Invariants: no text makes this module panic. An expression has at most [`MAX_TOKENS`] tokens, which bounds depth and
-//! time. Values are compared unexpanded: a `$NAME` inside a value has no special meaning.
+//! An expression has at most [`MAX_TOKENS`] tokens. Values are compared unexpanded: a `$NAME` inside a value has no special meaning.
 
 mod error;
 mod evaluate;
@@ -72,8 +71,7 @@ impl Expression {
     ///
     /// # Errors
     /// Returns [`ExpressionErrorKind::InvalidPatternValue`] if the right side of `=~` or `!~` has a value of the form
-    /// `/.../` that does not compile. GitLab silently evaluates such an expression to false. Callers should do the same
-    /// and add a warning.
+    /// `/.../` that does not compile. GitLab evaluates such an expression to false without a message.
     pub fn evaluate(&self, variable: &dyn Fn(&str) -> Option<String>) -> Result<bool, ExpressionError> {
         self.evaluate_with_inputs(variable, &|_| Value::Null)
     }

@@ -1,4 +1,4 @@
-//! Parses tokens into a tree by recursive descent. The limit on tokens bounds the depth.
+//! Parses tokens into a tree by recursive descent. The limit on tokens also limits the depth.
 
 use regex::Regex;
 

@@ -13,7 +13,7 @@ enum Mark {
 
 /// Returns a cycle among `count` nodes, if there is one. Each node depends on the next, and the last one on the first.
 ///
-/// `links` returns the nodes that a node depends on. Follows each link once, without recursion.
+/// `links` returns the nodes that a node depends on.
 pub(crate) fn find<I: Iterator<Item = usize>>(count: usize, links: impl Fn(usize) -> I) -> Option<Vec<usize>> {
     let mut marks = vec![Mark::Unvisited; count];
     for start in 0..count {

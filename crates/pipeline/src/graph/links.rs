@@ -1,7 +1,4 @@
 //! Resolves the names in `needs`, `dependencies` and `trigger:include:job` (docs/spec/pipeline-yaml.md, section 1.4).
-//!
-//! An instance is an ordinary job, or one of the jobs that a parallel job expands to. A link points from an instance to an
-//! instance that it needs.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -201,8 +198,7 @@ impl Linker<'_> {
         Diagnostic::error(span, message).help(help)
     }
 
-    /// Resolves `dependencies`: jobs of the same or an earlier stage. If the job has `needs`, each dependency must be one of
-    /// them.
+    /// Resolves `dependencies`: jobs of the same or an earlier stage. If `needs` is not empty, each dependency must be a need.
     fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();

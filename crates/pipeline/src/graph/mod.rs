@@ -1,8 +1,8 @@
 //! The graph of all jobs before rules are evaluated. Expands parallel jobs, resolves names, and reports invalid
 //! dependencies (docs/spec/pipeline-yaml.md, sections 1.4, 1.7 and 2.1, items 8 and 9).
 //!
-//! An instance is an ordinary job, or one of the jobs that a parallel job expands to. A link points from an instance to an
-//! instance that it needs. The time is linear, or n log n, in the number of instances and links. Both numbers are limited.
+//! An instance is an ordinary job, or one of the jobs that a parallel job expands to. A link points from an instance to a needed
+//! instance.
 
 mod cycles;
 mod environments;
@@ -32,7 +32,7 @@ pub(crate) struct Graph {
     pub(crate) instances: Vec<ExpandedJob>,
 }
 
-/// A job that the pipeline may contain: an ordinary job, or an instance of a parallel job.
+/// An instance: a job that the pipeline may contain.
 #[derive(Debug)]
 pub(crate) struct ExpandedJob {
     /// Index in [`Config::jobs`].
@@ -54,7 +54,7 @@ pub(crate) struct ExpandedJob {
     pub(crate) dependencies: Option<Arc<[usize]>>,
 }
 
-/// A link from a job to an instance that it needs.
+/// A link to a needed instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link {
     /// Index in [`Graph::instances`].

@@ -1,5 +1,4 @@
-//! Expands each parallel job into its jobs (docs/spec/pipeline-yaml.md, section 1.7). They, and each ordinary job, are
-//! called instances.
+//! Expands each parallel job into its instances (docs/spec/pipeline-yaml.md, section 1.7). An ordinary job is one instance.
 
 use std::collections::HashMap;
 

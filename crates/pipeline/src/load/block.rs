@@ -47,7 +47,7 @@ pub(super) struct Block<'a> {
 pub(super) enum Access<'a> {
     Input(&'a str),
     Component(&'a str),
-    /// `$[[ matrix.X ]]`, which interpolation does not replace. It is replaced when `needs:parallel:matrix` is resolved.
+    /// `$[[ matrix.X ]]`. Replaced only when `needs:parallel:matrix` is resolved.
     Matrix,
 }
 

@@ -86,8 +86,7 @@ impl Loader<'_> {
         all
     }
 
-    /// Reports the first `component` or `inputs` block in a file without a header. `$[[ component.… ]]` is an error.
-    /// `$[[ inputs.… ]]` causes a warning: GitLab leaves the block as it is, but the author probably expects a value.
+    /// Reports the first `component` block (an error) or `inputs` block (a warning) in a file without a header.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();

@@ -11,7 +11,7 @@ const ACCESSORS: &[&str] = &["local", "project", "remote", "template", "componen
 /// Other keys of an entry.
 const OTHER_KEYS: &[&str] = &["file", "ref", "integrity", "inputs", "rules", "cache"];
 
-/// An include entry as written. Its variables are not expanded yet.
+/// An include entry as written, with unexpanded variables.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) location: Location,

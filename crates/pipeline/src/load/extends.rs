@@ -22,7 +22,7 @@ struct Child {
     levels: usize,
 }
 
-/// Merges every `extends`. Returns the tree, and the parents of each key, except of keys that depend on a cycle.
+/// Merges every `extends`. Returns the tree and the parents of each key. Keys that depend on a cycle have no parents.
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,
@@ -138,7 +138,7 @@ fn extend(merged: &mut Map, name: &Arc<str>, child: &Child, budget: &mut Budget)
             merge_into(&mut result, map, budget);
         }
     }
-    // The result keeps the `extends` of the key itself, not of its parents.
+    // The result must not contain the `extends` of a parent.
     result.remove("extends");
     let Some(Entry { key_span, node }) = merged.entry(name).cloned() else { return };
     if let Some(child_map) = node.as_map() {
@@ -155,7 +155,7 @@ fn too_deep(name: &str, child: &Child) -> Diagnostic {
     .help("extend several parents at once instead of a chain: `extends: [.a, .b]`")
 }
 
-/// Reports each cycle once. Every key in `unresolved` is part of a cycle or depends on one.
+/// Reports cycles, none of them twice. Every key in `unresolved` is part of a cycle or depends on a cycle.
 fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
     let mut seen: HashSet<&str> = HashSet::new();
     for start in root.keys() {
@@ -180,7 +180,7 @@ fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics:
     }
 }
 
-/// Creates the error for a cycle. `path` contains the `extends` entries along it.
+/// Creates the error for a cycle. `path` contains the `extends` entries along the cycle.
 fn cycle(path: &[&Parent]) -> Diagnostic {
     let closing = path.last().map_or("", |parent| parent.name.as_str());
     let mut names: Vec<&str> = vec![closing];

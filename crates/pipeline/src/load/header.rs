@@ -180,7 +180,7 @@ fn declaration(
 }
 
 impl Declaration {
-    /// Checks that a value has the declared type, is one of `options`, and matches the declared pattern.
+    /// Checks the type and the pattern of a value, and that the value, or each element of a list, is one of `options`.
     ///
     /// # Errors
     /// Returns the reason as the rest of a sentence whose subject is the value.
@@ -352,9 +352,8 @@ fn list_as_json(node: &Node) -> Option<String> {
     (text.len() <= MAX_INTERPOLATED_TEXT_BYTES).then_some(text)
 }
 
-/// Returns true if an option is equal to the value. Numbers are compared by value: `1.0` equals `1`.
-///
-/// Strings, booleans, lists and numbers can be equal. Values of other types never are.
+/// Returns true if an option is equal to the value. `1.0` equals `1`. Lists are compared as JSON. Nulls and maps are
+/// never equal.
 fn values_equal(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {

@@ -55,7 +55,7 @@ struct Resolution<'a> {
     diagnostics: &'a mut Vec<Diagnostic>,
 }
 
-/// Returns the value of every declared input of `file`.
+/// Returns the value of every declared input of `file`. Reports given inputs that are not declared.
 pub(super) fn resolve(
     file: &str,
     declarations: &[Declaration],
@@ -71,7 +71,7 @@ pub(super) fn resolve(
             format!("`{file}`: unknown input arguments: `{}`", unknown.name),
         );
         let names = || declarations.iter().map(|input| &*input.name);
-        // A suggestion takes time. If this many names are unknown, they are probably not typing errors.
+        // Each suggestion takes time.
         let suggestion = if index < MAX_SUGGESTIONS { did_you_mean(&unknown.name, names()) } else { None };
         problem.help = suggestion.or_else(|| {
             Some(if declarations.is_empty() {
@@ -152,8 +152,9 @@ impl Resolution<'_> {
         });
     }
 
-    /// Returns the options and the default of the first matching rule, or of the input itself if no rule matches. Reports
-    /// an error and returns `None` if the rules depend on the input itself or on too many other inputs.
+    /// Returns the options and the default of the first matching rule, or of the input itself if no rule matches.
+    ///
+    /// Reports an error and returns `None` if the rules depend on the input itself or on too long a chain of inputs.
     fn options_and_default<'d>(
         &mut self,
         declaration: &'d Declaration,

@@ -35,10 +35,9 @@ pub(super) struct Interpolator<'a> {
     pub(super) limits: &'a Limits,
     /// Nesting depth of the current value.
     pub(super) depth: usize,
-    /// True if a value was nested too deeply. The error has been reported, and the file cannot be used.
+    /// True if a value was nested too deeply, so that the file cannot be used. The error has been reported.
     pub(super) is_too_deep: bool,
-    /// Bytes that interpolation may still produce in this compilation. 0 means that the limit was exceeded and
-    /// the error was reported.
+    /// Bytes that interpolation may still produce in this compilation. 0 means that no further blocks are replaced.
     pub(super) remaining_bytes: &'a mut usize,
     /// Number of values that loading may still copy or visit.
     pub(super) budget: &'a mut Budget,
@@ -106,7 +105,7 @@ impl Interpolator<'_> {
         }
     }
 
-    /// Returns the value of a text with its blocks replaced. Returns `None` if no block is replaced, or after an error.
+    /// Returns the value of a text with its blocks replaced. Returns `None` if nothing is replaced, or if the text is too long.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
         if !text.contains(block::OPEN) || *self.remaining_bytes == 0 {
             return None;
@@ -148,8 +147,6 @@ impl Interpolator<'_> {
     }
 
     /// Checks that a text of this length is within the limits.
-    ///
-    /// Once the limit of the whole compilation is exceeded, no further blocks are replaced.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
         if bytes > *self.remaining_bytes {
             *self.remaining_bytes = 0;
@@ -162,8 +159,9 @@ impl Interpolator<'_> {
         Ok(())
     }
 
-    /// Returns the value of a block. `number` is its index in the scalar at `span`. Returns `None` if the block is not
-    /// replaced, or if an error was reported.
+    /// Returns the value of a block. `number` is the index of the block in the scalar at `span`.
+    ///
+    /// Returns `None` if the block is not replaced.
     fn block(&mut self, inner: &str, span: Span, number: usize) -> Option<Value> {
         match block::parse(inner).and_then(|block| self.evaluate(&block)) {
             Ok(value) => value,
@@ -196,8 +194,7 @@ impl Interpolator<'_> {
         block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
     }
 
-    /// Returns true if a value that is nested in `depth` lists and maps stays within the depth limit of a file. Without
-    /// this check, inputs that are passed on from include to include could grow without bound.
+    /// Returns true if a value that is nested in `depth` lists and maps stays within the depth limit of a file.
     fn is_within_depth(&mut self, value: &Value, depth: usize) -> bool {
         self.budget.spend(1);
         if depth > self.limits.depth {

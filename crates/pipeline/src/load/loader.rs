@@ -34,7 +34,7 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by target. `None` for files that could not be read. Their errors have been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
-    /// Inputs of the run request that a file declares. True means that the root file declares the input, so that other
+    /// Inputs of the run request that any file declares. True means that the root file declares the input, so that other
     /// files do not get it.
     pub(super) run_inputs: HashMap<String, bool>,
     /// Targets that were skipped because this machine cannot reach them.
@@ -115,7 +115,7 @@ impl<'a> Loader<'a> {
         self.finish(merged)
     }
 
-    /// Parses the include entry of a bridge. Errors show the entry as JSON.
+    /// Loads the files of an include entry of a bridge. Errors show the entry as JSON.
     fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
         let text = serde_json::to_string_pretty(json).unwrap_or_default();
         let source = self.texts.add("trigger:include", text.as_str());
@@ -147,7 +147,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Resolves `extends` and `!reference` in the merged files. Hides masked values in the diagnostics, and removes repeated ones.
+    /// Resolves `extends` and `!reference` in the merged files. Hides masked values in the diagnostics, and removes repetitions.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
@@ -194,7 +194,7 @@ impl<'a> Loader<'a> {
 
     /// Returns the map of a file with everything that it includes.
     ///
-    /// Returns `None` if its header or inputs are invalid, or if an input makes it too deep.
+    /// Returns `None` if the header or the inputs are invalid, or if an input makes the file too deep.
     fn file(&mut self, file: &File, given: &[GivenInput], at: Option<Span>, depth: usize) -> Option<Map> {
         let body = self.interpolated(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));
@@ -320,7 +320,7 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// Returns the file of a target. Reads the file on first use. Returns `None` if it is unreadable or does not match `integrity`.
+    /// Returns the file of a target. Returns `None` if the file cannot be read or does not match `integrity`.
     pub(super) fn fetch(&mut self, target: &IncludeTarget, target_span: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),

@@ -15,12 +15,11 @@ impl Budget {
         Self { remaining: values }
     }
 
-    /// Subtracts `values` from the budget. [`Budget::is_spent`] returns true once nothing remains.
     pub(super) fn spend(&mut self, values: usize) {
         self.remaining = self.remaining.saturating_sub(values);
     }
 
-    /// Returns whether the budget is used up. If it is, the caller must stop, and the configuration is reported as too large.
+    /// Returns whether nothing remains. The caller must then stop, and the configuration is reported as too large.
     pub(super) fn is_spent(&self) -> bool {
         self.remaining == 0
     }
@@ -28,7 +27,7 @@ impl Budget {
 
 /// Merges `over` into `base`: maps are merged by key, and any other value, including null, replaces the previous one.
 ///
-/// Spends the number of entries that are copied or visited. Subtrees that are not merged are shared and cost nothing.
+/// Spends the number of entries that are copied or visited.
 pub(super) fn merge_into(base: &mut Map, over: &Map, budget: &mut Budget) {
     budget.spend(over.len());
     for (key, entry) in over.iter() {

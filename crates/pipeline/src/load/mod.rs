@@ -3,11 +3,8 @@
 //! ```text
 //! file --yaml--> header + body --interpolate--> body --include, depth first--> merged --extends--> --!reference--> tree
 //! ```
-//! Each file is parsed once, and interpolated separately for each include entry, with the inputs of this entry. Then it is
-//! merged over the files that it includes. The result contains no top-level `include`, no header and no `!reference`.
-//! Jobs keep their `extends`, which `muster ci lint --preview` shows.
-//!
-//! Invariant: after an error, loading continues if possible, so that all errors are reported at once.
+//! Each file is parsed once, and interpolated with the inputs of each include entry. Then the file is merged over the files that
+//! it includes. The result contains no top-level `include`, no header and no `!reference`. Jobs keep their `extends`.
 
 mod block;
 mod body;
@@ -90,8 +87,7 @@ pub enum IncludeOutcome {
     Merged(SourceId),
     /// The rules of the entry excluded the file.
     ExcludedByRules,
-    /// The file could not be read, its integrity check failed, its header or inputs are invalid, or an input makes it too deep. A
-    /// diagnostic reports the error.
+    /// The file could not be read or used. A diagnostic reports the error.
     Failed,
     /// The file cannot be reached from this machine and was skipped with a warning
     /// ([`Context::stubs_includes`]).

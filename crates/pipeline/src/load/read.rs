@@ -22,7 +22,7 @@ pub(super) struct File {
     pub(super) header: Option<Arc<Map>>,
     /// The document with the configuration.
     pub(super) body: Arc<Map>,
-    /// Tree in which its `local` includes are resolved.
+    /// Tree in which the `local` includes of the file are resolved.
     pub(super) origin: Origin,
     pub(super) component: Option<ComponentFields>,
     /// Number of values in the file, after aliases are expanded.

@@ -1,8 +1,7 @@
 //! Replaces `!reference [key, sub, ...]` with the value that it refers to in the merged tree (docs/spec/pipeline-yaml.md,
 //! section 2.5).
 //!
-//! In a list, a reference to a list becomes a nested list, which the parser of the keyword flattens. Each target is
-//! resolved once and shared. The number of values that references expand to is limited.
+//! In a list, a reference to a list becomes a nested list, which the parser of the keyword flattens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,13 +19,13 @@ use crate::suggest::did_you_mean;
 struct Resolved {
     /// The new value. `None` if the value is unchanged.
     changed: Option<Value>,
-    /// Number of values in it, after references are expanded.
+    /// Number of values, after references are expanded.
     nodes: usize,
-    /// Nesting depth of lists and maps in it.
+    /// Nesting depth of lists and maps.
     height: usize,
-    /// Length of the longest chain of references in it.
+    /// Length of the longest chain of references.
     chain: usize,
-    /// True if a reference in it could not be resolved, so that a part is missing.
+    /// True if a reference could not be resolved, so that a part is missing.
     has_gap: bool,
 }
 

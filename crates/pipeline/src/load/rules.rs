@@ -1,5 +1,6 @@
-//! The rules of an include entry (docs/spec/pipeline-yaml.md, section 1.1). They are parsed and evaluated like the rules of
-//! jobs. They can use only variables from outside the configuration, and `exists` searches the tree of the including file.
+//! The rules of an include entry (docs/spec/pipeline-yaml.md, section 1.1).
+//!
+//! These rules can use only variables from outside the configuration, and `exists` searches the tree of the including file.
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::{Base, Scope};
@@ -26,7 +27,7 @@ pub(super) fn is_included(
     let base = Base::new(context);
     let scope = Scope::new(&base, &[], None);
     let clauses = Clauses::new(context, sources, origin);
-    // If a rule is invalid, no rule is evaluated and the file is not included, because each rule affects the rules after it.
+    // If a rule is invalid, no rule is evaluated, because the invalid rule could have been the first match.
     let usable = rules.filter(|_| problems.errors() == 0).unwrap_or_default();
     let matched = usable.iter().find(|rule| clauses.matches(rule, &scope, &mut problems));
     let included = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;

@@ -14,8 +14,7 @@ use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
 /// Minimum length in bytes of masked values to hide. Shorter values would match parts of other words.
 const MIN_SECRET_BYTES: usize = 4;
 
-/// Predefined, project and pipeline variables by name. Pipeline variables have the highest precedence. There are no YAML
-/// variables, because they are read after files are included.
+/// Predefined, project and pipeline variables by name. YAML variables are missing, because they are read after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
     by_name: HashMap<String, Variable>,
@@ -51,7 +50,7 @@ impl Variables {
         masked.into_inner().map_or(Ok(expanded), Err)
     }
 
-    /// Returns `text` with the values of masked variables hidden. Expanded paths and URLs may contain them.
+    /// Returns `text` with the values of masked variables hidden, unless they are shorter than [`MIN_SECRET_BYTES`].
     pub(super) fn hide(&self, text: &str) -> String {
         let secrets =
             self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= MIN_SECRET_BYTES);

@@ -16,7 +16,7 @@ pub struct ExcludedJob {
 }
 
 impl ExcludedJob {
-    /// Returns true if parts of the job are missing because their include was skipped. Its rules may be among them.
+    /// Returns true if parts of the job, such as rules, are missing because their include was skipped.
     #[must_use]
     pub fn lacks_parts(&self) -> bool {
         lacks_parts(&self.decisions)
@@ -30,7 +30,7 @@ pub(super) fn lacks_parts(decisions: &[Decision]) -> bool {
 /// Human-readable position in a source text.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SourceLocation {
-    /// Name of the source: a path, a URL, or the name of a component.
+    /// Name of the source, such as a path or a URL.
     pub file: String,
     /// Line number, starting at 1.
     pub line: u32,

@@ -67,7 +67,7 @@ pub struct Job {
     pub stage: String,
     /// Index of the stage in [`Pipeline::stages`].
     pub stage_index: usize,
-    /// Work of the job: run scripts or start a pipeline.
+    /// Work of the job.
     pub work: Work,
     /// Condition under which the job starts.
     pub when: When,
@@ -105,7 +105,7 @@ pub struct Job {
     pub inherits_variables: bool,
     /// Location of the definition of the job.
     pub defined_at: SourceLocation,
-    /// Reasons why the job exists in this form: evaluated rules, defaults, parents, matrix cell.
+    /// Reasons why the job exists in this form, such as evaluated rules and defaults.
     pub decisions: Vec<Decision>,
 }
 

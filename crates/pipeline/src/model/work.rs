@@ -1,4 +1,4 @@
-//! The work of a job: to run scripts on a runner, or to start another pipeline.
+//! The work of a job: to run scripts on a runner, or to start or mirror another pipeline.
 
 use muster_job::Variable;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum Work {
     /// The job runs on a runner.
     Script(Box<ScriptWork>),
-    /// The job starts another pipeline.
+    /// The job starts or mirrors another pipeline.
     Bridge(Box<Bridge>),
 }
 
@@ -66,7 +66,7 @@ pub struct Image {
 /// An entry of `cache`
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cache {
-    /// `key` as written, or `<prefix>-<digest>` for `key:files`.
+    /// `key` as written, or `<prefix>-<digest>` for a key derived from files.
     pub key: String,
     /// `paths`
     pub paths: Vec<String>,
@@ -181,7 +181,8 @@ pub enum Strategy {
     /// The bridge succeeds once the pipeline exists.
     #[default]
     None,
-    /// The bridge waits for the pipeline. It fails if the pipeline fails or is skipped, and is canceled if the pipeline is.
+    /// The bridge waits for the pipeline. The bridge fails if the pipeline fails or is skipped, and is canceled if the
+    /// pipeline is canceled.
     Depend,
     /// The bridge has the status of the pipeline. While the pipeline is only created, the bridge is running.
     Mirror,

@@ -12,7 +12,7 @@ use crate::model::Cache;
 /// Text that replaces the digest if none of the files exists.
 const NO_FILES: &str = "default";
 
-/// Computes keys. The digest of each set of files is computed once.
+/// Computes keys, and caches the digests.
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
     /// Digests by files. The flag is true if the digest is of commit IDs, and false if it is of blob IDs.

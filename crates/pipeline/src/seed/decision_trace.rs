@@ -49,7 +49,7 @@ impl<'a> DecisionTrace<'a> {
         Decision { kind, text: text.into(), location: span.map(|span| self.location(span)) }
     }
 
-    /// Returns the origins of a job, without its rules: its include, parents, defaults and matrix cell.
+    /// Returns the decisions about a job that do not come from its rules.
     pub(crate) fn origins(&self, job: &JobEntry, cell: &Cell, node: Option<(u32, u32)>) -> Vec<Decision> {
         let mut all = Vec::new();
         if let Some((include, span)) = self.includes.get(&job.span.source) {

@@ -1,4 +1,4 @@
-//! Evaluates the rules of an expanded job, and creates the job without `needs`.
+//! Evaluates the rules of an expanded job, and creates the job without `needs` and `dependencies`.
 
 use muster_job::Variable;
 
@@ -19,7 +19,7 @@ use crate::seed::rule_evaluator::{self, RuleEvaluator, RuleOutcome};
 /// Result of evaluating an expanded job.
 #[derive(Debug)]
 pub(crate) enum Seeded {
-    /// The job is part of the pipeline. Its needs, which depend on the matched rule, are not resolved yet.
+    /// The job is part of the pipeline. The needs are not resolved yet.
     Included { job: Box<Job>, rule: Option<usize> },
     /// Rules exclude the job.
     Excluded(ExcludedJob),
@@ -38,8 +38,7 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
-    /// Returns all expanded jobs as excluded, for a pipeline that `workflow:rules` prevent. `workflow` contains the decisions
-    /// about these rules.
+    /// Returns all expanded jobs as excluded by `workflow:rules`. `workflow` contains the decisions about these rules.
     pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,
         config: &Config,

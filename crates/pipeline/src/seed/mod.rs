@@ -1,8 +1,5 @@
 //! Creates the pipeline of an event from a checked configuration: workflow, rules, and the server's expansion of
 //! variables (docs/spec/pipeline-yaml.md, section 2.1, items 10 to 12).
-//!
-//! Besides the configuration, all input comes from [`Context`] and [`Sources`]. The same input always creates the same
-//! pipeline.
 
 mod cache_keys;
 mod decision_trace;
@@ -140,8 +137,8 @@ fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     jobs.iter().map(decision).collect()
 }
 
-/// Warns about a last rule that contains only `when`. Without `workflow:rules`, such a rule adds the job to both the
-/// branch pipeline and the merge request pipeline of a push.
+/// Warns about a last rule that contains only a `when` other than `never`. Without `workflow:rules`, such a rule adds
+/// the job to both the branch pipeline and the merge request pipeline of a push.
 fn warn_about_duplicate_pipelines(config: &Config, problems: &mut Problems) {
     if config.workflow.rules.is_some() {
         return;

@@ -14,15 +14,15 @@ use crate::node::{Map, Node, Span, Value};
 /// Namespace of the tags that `!!` abbreviates.
 const CORE_TAGS: &str = "tag:yaml.org,2002:";
 
-/// A finished value with the cost of expanding it.
+/// A finished value.
 #[derive(Clone)]
 struct Built {
     node: Node,
-    /// Number of values in it, including itself, after aliases have been expanded.
+    /// Number of values, including this value, after aliases have been expanded.
     nodes: usize,
-    /// Nesting depth of lists and maps in it.
+    /// Nesting depth of lists and maps.
     height: usize,
-    /// True for a plain `<<`. As a key, it merges its value into the map.
+    /// True for a plain `<<`.
     is_merge_key: bool,
 }
 
@@ -175,9 +175,9 @@ impl<'a> Builder<'a> {
         self.complete(built, 0, expanded_nodes)
     }
 
-    /// Adds a finished value to its parent: the document, a list, or a map as key or value. `added` is the number of
-    /// values to add to the count of the file. For a list or map it is 1, because its contents have already been
-    /// counted.
+    /// Adds a finished value to its parent: the document, a list, or a map as key or value.
+    ///
+    /// `added` is the number of values to add to the count of the file. 1 for a list or map, whose contents are already counted.
     fn complete(&mut self, built: Built, anchor: usize, added: usize) -> Result<(), Diagnostic> {
         if anchor > 0 {
             self.anchors.insert(anchor, Built { is_merge_key: false, ..built.clone() });
@@ -308,8 +308,8 @@ fn parse_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
 
 /// Merges the value of `<<` into `map`. Of a list of maps, the first map that contains a key wins.
 ///
-/// As in Psych, which GitLab uses, the position of `<<` matters: merged keys replace the keys before it, and the keys
-/// after it replace merged keys. The merged values have already been counted as part of `from`.
+/// As in Psych, which GitLab uses, the position of `<<` matters: merged keys replace the keys before `<<`, and the keys
+/// after `<<` replace merged keys.
 fn merge_into(
     map: &mut Map,
     merged: &mut HashSet<Arc<str>>,

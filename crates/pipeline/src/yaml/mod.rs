@@ -4,11 +4,7 @@
 //! bytes --decode--> text --events--> builder --scalar resolution, aliases, merge keys--> documents
 //! ```
 //! GitLab's Psych uses libyaml. Where libyaml and YAML 1.2 differ, `granit-parser` is configured to follow libyaml.
-//! Scalars are resolved as in Psych. Aliases and merge keys share subtrees. The values that they expand to are counted,
-//! so that a text that expands to an enormous tree is rejected.
-//!
-//! Invariants: no text makes this module panic. Time and memory are linear in the length of the text, within
-//! [`Limits`].
+//! Scalars are resolved as in Psych. Aliases and merge keys share subtrees, but [`Limits`] count the expanded values.
 
 mod build;
 mod decorator;
@@ -26,7 +22,7 @@ use crate::node::{Node, SourceId};
 pub(crate) use decorator::descriptions;
 pub use source::decode;
 
-/// A YAML document: the text between two lines of `---`.
+/// A YAML document.
 #[derive(Debug, Clone)]
 pub struct Document {
     /// Value of the document.

@@ -1,7 +1,6 @@
 //! Resolves plain scalars of YAML 1.1 as Ruby's Psych does (docs/spec/pipeline-yaml.md, section 2.2).
 //!
-//! Dates and times remain text, because no keyword needs them. Integers beyond 64 bits remain text, too: they only
-//! occur as values of variables.
+//! Unlike in Psych, dates and integers beyond 64 bits remain text.
 
 use crate::node::Value;
 

@@ -106,7 +106,7 @@ impl Case {
             "a failed compilation must have no outcome"
         );
         for diagnostic in &compiled.diagnostics {
-            assert!(diagnostic.span.is_some(), "a diagnostic without a position: {diagnostic:?}");
+            assert!(diagnostic.span.is_some(), "each diagnostic must have a position: {diagnostic:?}");
         }
     }
 

@@ -3,8 +3,7 @@
 use muster_pipeline::expression::{self, ExpressionErrorKind, MAX_TOKENS};
 use proptest::prelude::*;
 
-/// Returns the result of an expression with project variable `V` and `CI_COMMIT_BRANCH` = `main`. `None` means a syntax
-/// error.
+/// Returns the result of an expression with project variable `V` and `CI_COMMIT_BRANCH` = `main`. `None` means an error.
 fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     let lookup = |name: &str| match name {
         "V" => value.map(str::to_owned),

@@ -89,7 +89,7 @@ fn c108_parent_can_be_a_visible_job() {
 #[test]
 fn c109_reference_makes_a_nested_list() {
     let text = ".s: {script: [p, q]}\na: {script: [!reference [.s, script], r]}";
-    assert_eq!(tree(text)["a"]["script"], json!([["p", "q"], "r"]), "the parser of the keyword flattens the list");
+    assert_eq!(tree(text)["a"]["script"], json!([["p", "q"], "r"]), "only the parser of `script` flattens the list");
     assert_eq!(script(&job(text, "a")).script, ["p", "q", "r"]);
 }
 

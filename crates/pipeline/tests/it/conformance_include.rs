@@ -224,7 +224,7 @@ fn c087_missing_required_value_is_rejected() {
     assert_rejected(&project().load(file).diagnostics, "`st` input: required value has not been provided");
     let included = project().file("c.yml", file).load("include: c.yml");
     assert_rejected(&included.diagnostics, "`c.yml`: `st` input: required value has not been provided");
-    assert_eq!(included.diagnostics[0].related.len(), 1, "the declaration is shown as well");
+    assert_eq!(included.diagnostics[0].related.len(), 1, "the declaration must be shown");
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn c088_types_are_strict() {
     assert_eq!(
         errors(&project.load(with_inputs("{n: 1, l: '[\"p\"]'}")).diagnostics),
         [""; 0],
-        "a list can be given as JSON text"
+        "a list may be given as JSON text"
     );
 }
 
@@ -321,7 +321,7 @@ fn c095_expand_vars_expands_once() {
     assert_eq!(
         script("$[[ inputs.n | expand_vars ]]"),
         "$CI_PROJECT_NAME ${NOPE}",
-        "values are expanded once, and unknown references are not replaced"
+        "values must be expanded once, and unknown references must not be replaced"
     );
     let masked = "spec: {inputs: {v: {default: $TOKEN}}}\n---\na: {script: ['$[[ inputs.v | expand_vars ]]']}";
     assert_rejected(&project.load(masked).diagnostics, "cannot use the masked variable `TOKEN`");
@@ -339,7 +339,7 @@ fn c096_too_many_or_unknown_functions_are_rejected() {
     assert_rejected(&load("| truncate(a,b)").diagnostics, "`truncate` takes two integers");
     assert_rejected(&load("| posix_escape | expand_vars").diagnostics, "`posix_escape` must follow `expand_vars`");
     let span = load("| upper").diagnostics[0].span.expect("the diagnostic must have a position");
-    assert_eq!((span.line, span.column, span.end - span.start), (3, 15, 23), "only the block is underlined");
+    assert_eq!((span.line, span.column, span.end - span.start), (3, 15, 23), "only the block must be underlined");
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn c098_undeclared_input_in_a_block_is_rejected() {
     };
     assert_rejected(&load("inputs.zz").diagnostics, "unknown interpolation key: `inputs.zz`");
     assert_rejected(&load("nonsense").diagnostics, "unknown interpolation key: `nonsense`");
-    assert_eq!(errors(&load("matrix.OS").diagnostics), [""; 0], "the matrix resolves its own blocks");
+    assert_eq!(errors(&load("matrix.OS").diagnostics), [""; 0], "interpolation must ignore `matrix` blocks");
     // As on GitLab, blocks are not replaced without a header. Muster adds a warning, because this is rarely intended.
     let no_header = project().load("a: {script: ['$[[ inputs.zz ]]']}");
     assert_eq!(warnings(&no_header.diagnostics), ["the block is not replaced, because the file declares no inputs"]);

@@ -1,5 +1,5 @@
-//! Missing includes and references are reported first and only once, without errors that only result from them. With
-//! `Context::stubs_includes`, includes that cannot be reached are skipped, so that the rest of the pipeline can be shown.
+//! Missing includes and references are reported first and only once. Errors that only result from them are not
+//! reported. With `Context::stubs_includes`, includes that cannot be reached are skipped.
 
 use muster_pipeline::diagnostic::Severity;
 use muster_pipeline::model::{DecisionKind, Pipeline};
@@ -48,9 +48,7 @@ fn c235_only_the_unresolved_reference_or_parent_is_reported() {
     assert_rejected(&project().compile(text).diagnostics, "unknown keys in `extends` (.nope)");
 }
 
-/// Compiles a configuration, and skips the files that cannot be reached.
-///
-/// Returns the pipeline and the warnings.
+/// Compiles a configuration, and skips the files that cannot be reached. Returns the pipeline and the warnings.
 fn compile_with_stubs(project: TestProject, text: &str) -> (Pipeline, Vec<String>) {
     let mut project = project;
     project.context.stubs_includes = true;
@@ -68,7 +66,7 @@ fn c241_unreachable_includes_are_skipped_and_jobs_marked() {
     assert!(warnings[0].contains("skipped project grp/library:all.yml: "), "{warnings:#?}");
     let text = "a: {script: [x]}\nb: {script: [x]}\ninclude: {template: T.yml}\n";
     let (pipeline, _) = compile_with_stubs(project(), text);
-    assert!(pipeline.jobs.iter().all(|job| !job.lacks_parts()), "complete jobs are not marked");
+    assert!(pipeline.jobs.iter().all(|job| !job.lacks_parts()), "complete jobs must not be marked");
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn c144_variables_in_patterns_are_expanded() {
     assert!(!is_created(|case| case, "{exists: [$UNDEF/x]}"));
     assert!(
         is_created(|case| case.tracked("$UNDEF/x"), "{exists: [$UNDEF/x]}"),
-        "an unknown reference is not replaced"
+        "an unknown reference must not be replaced"
     );
 }
 
@@ -199,7 +199,7 @@ fn c153_a_delayed_rule_needs_start_in() {
     assert_eq!((a.when, a.start_in), (When::Delayed, Some(Duration::from_secs(60))));
 }
 
-/// Tests the variables that are visible to rules. The coordinator tests the variables of the payload.
+/// Tests the variables that are visible to rules, not the variables of the payload.
 #[test]
 fn c161_scoped_variable_is_visible_in_its_environment() {
     let rules = "rules: [{if: $K}]";
@@ -229,7 +229,7 @@ fn c204_cache_key_depends_on_files() {
     let present = key(&prefixed.clone().tracked("Gemfile.lock"));
     let digest = present.strip_prefix("p-").expect("the key must begin with the prefix");
     assert!(digest.len() == 40 && digest.chars().all(|c| c.is_ascii_hexdigit()), "{present}");
-    assert_eq!(present, key(&prefixed.tracked("Gemfile.lock").tracked("other")), "an unrelated file changes nothing");
+    assert_eq!(present, key(&prefixed.tracked("Gemfile.lock").tracked("other")), "an unrelated file must not matter");
     let pattern = Case::new("a: {S, cache: {key: {files: [\"src/*.rb\"], prefix: p}, paths: [v]}}");
-    assert_ne!(key(&pattern), "p-default", "patterns are matched with tracked paths");
+    assert_ne!(key(&pattern), "p-default", "a pattern must match tracked paths");
 }

@@ -80,7 +80,7 @@ impl TestProject {
         self.scoped(Variable::public(key, value), false, "*")
     }
 
-    /// Adds a project variable for the environments that `scope` matches. `protected` restricts it to protected refs.
+    /// Adds a project variable for the environments that `scope` matches. `protected` restricts the variable to protected refs.
     pub(crate) fn scoped(mut self, variable: Variable, protected: bool, scope: &str) -> Self {
         self.context.project_variables.push(ScopedVariable {
             variable,
@@ -96,7 +96,7 @@ impl TestProject {
         self
     }
 
-    /// Adds a predefined variable. An empty value removes it.
+    /// Adds a predefined variable. An empty value removes the variable.
     pub(crate) fn predefined(mut self, key: &str, value: &str) -> Self {
         self.context.predefined.retain(|variable| variable.key != key);
         if !value.is_empty() {

@@ -71,11 +71,11 @@ fn configuration_with_many_keywords_is_compiled() {
         (Some("1000"), &["always".to_owned()][..])
     );
     assert_eq!(work.services[0].alias.as_deref(), Some("db,sql"));
-    assert_eq!(work.cache.len(), 1, "a cache without paths is ignored");
+    assert_eq!(work.cache.len(), 1, "a cache without paths must be ignored");
     let artifacts = work.artifacts.as_ref().expect("no artifacts");
     let kinds: Vec<&str> = artifacts.reports.iter().map(|(kind, _)| kind.as_str()).collect();
     assert_eq!(kinds, ["junit", "dotenv", "cobertura"]);
-    assert_eq!(artifacts.access, "developer", "`public: false` is replaced by `access`");
+    assert_eq!(artifacts.access, "developer", "`public: false` must become `access: developer`");
     assert!(full.retry.always && full.interruptible && full.retry.when.len() == 1);
     assert_eq!(full.resource_group.as_deref(), Some("prod/high"));
     assert_eq!(full.timeout.map(|timeout| timeout.as_secs()), Some(3600));
@@ -199,7 +199,7 @@ fn trigger_jobs_are_bridges() {
     );
     for work in ["trigger: g/p", "needs: {pipeline: g/p}"] {
         let c = job(&format!("{{default: {{image: i, interruptible: true}}, c: {{{work}}}}}"), "c");
-        assert!(c.interruptible, "a trigger job inherits only keywords that it can have");
+        assert!(c.interruptible, "a trigger job must inherit `interruptible`, but not `image`");
     }
 }
 
@@ -210,7 +210,7 @@ fn child_pipeline_is_compiled_from_an_artifact() {
     let compiled = project().source(PipelineSource::ParentPipeline).compile_child(&child);
     assert_eq!(compiled.pipeline.map(|pipeline| pipeline.jobs.len()), Some(1), "{:#?}", compiled.diagnostics);
     let pushed = project().compile_child(&child).not_created.map(|not_created| not_created.reason);
-    assert_eq!(pushed, Some(NotCreatedReason::NoJobs), "no child pipeline if all its jobs are excluded");
+    assert_eq!(pushed, Some(NotCreatedReason::NoJobs));
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn rejects_duplicate_and_long_names_of_instances() {
     let long = "l".repeat(251);
     assert_fails(&format!("a: {{S, parallel: {{matrix: [{{A: [{long}, b]}}]}}}}"), "name is too long");
     assert_fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs have the name `a 1/2`");
-    assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells create one job");
+    assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells must create one job");
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn rejects_blank_binary_and_invalid_files() {
     assert_rejected(&project.load("include: big.yml").diagnostics, "`big.yml`: the file is too large: 3000000 bytes");
     let bad = project.load("include: bad.yml");
     assert_rejected(&bad.diagnostics, "invalid YAML");
-    assert_eq!(bad.diagnostics[0].related.len(), 1, "the include entry is shown as well");
+    assert_eq!(bad.diagnostics[0].related.len(), 1, "the include entry must be shown");
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn control_characters_are_removed() {
     let text = render_diagnostics(&project(), "a:\n  extends: \"\\e[31mred\\a\"\n");
     assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text}");
     let loaded = project().load("a: {extends: .b}");
-    assert!(render(&loaded.diagnostics, &loaded.sources, true).contains('\u{1b}'), "color is used if it is requested");
+    assert!(render(&loaded.diagnostics, &loaded.sources, true).contains('\u{1b}'), "requested colors must be used");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Differences between Unix and Windows. Both modules define:
 //!
 //! - [`ProcessGroup`]: a child process and its descendants;
-//! - [`create_private`]: creates a file that, on Unix, only this user can read.
+//! - [`create_private`]: creates or truncates a file. On Unix, only this user can read a new file.
 
 #[cfg(unix)]
 mod unix;

@@ -7,8 +7,9 @@ use std::path::Path;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-/// A child process and its descendants, which are killed when this is dropped. The command must have been prepared with
-/// [`ProcessGroup::lead`].
+/// A child process and the other processes in its group. Dropping this value kills them.
+///
+/// The child must be the leader of the group ([`ProcessGroup::lead`]).
 #[derive(Debug)]
 pub struct ProcessGroup(Option<Pid>);
 
@@ -18,8 +19,9 @@ impl ProcessGroup {
         command.process_group(0)
     }
 
-    /// Returns the group of a child that has not been waited for. The ID of the group is the ID of the child. No other
-    /// process can get this ID before the child is reaped, or while descendants are in the group.
+    /// Returns the group of a child that has not been waited for.
+    ///
+    /// The ID of the group is the ID of the child. The kernel does not reuse this ID while a process is in the group.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
@@ -42,7 +44,7 @@ impl ProcessGroup {
         self.0 = None;
     }
 
-    /// Detaches from the processes, so that they are not killed when this is dropped.
+    /// Detaches from the processes, so that dropping this value does not kill them.
     pub fn detach(&mut self) {
         self.0 = None;
     }
@@ -54,7 +56,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Creates or truncates a file that only this user can read.
+/// Creates or truncates a file. Only this user can read a new file. An existing file keeps its permissions.
 pub(crate) fn create_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
 }

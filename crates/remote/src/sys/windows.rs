@@ -11,20 +11,20 @@ use windows_sys::Win32::System::JobObjects::{AssignProcessToJobObject, CreateJob
 /// Exit status of processes that are terminated with their job object.
 const TERMINATED_STATUS: u32 = 1;
 
-/// A child process and its descendants, which are terminated when this is dropped. Processes that the child starts
-/// before [`ProcessGroup::of`] are not included. If Windows refuses the job object, nothing is terminated.
+/// A child process and its descendants. Dropping this value terminates them.
+///
+/// Processes that the child starts before [`ProcessGroup::of`] are not included. If Windows refuses the job object, nothing
+/// is terminated.
 #[derive(Debug)]
 pub struct ProcessGroup(Option<OwnedHandle>);
 
 impl ProcessGroup {
-    /// Prepares a command to start as the leader of a group. No effect on Windows, where [`ProcessGroup::of`] adds the
-    /// running process to a job object.
+    /// Returns the command unchanged. On Windows, [`ProcessGroup::of`] adds the running process to a job object.
     pub fn lead(command: &mut Command) -> &mut Command {
         command
     }
 
-    /// Creates a job object and assigns a child to it. Must be called before the child is waited for, because its process
-    /// handle is closed then.
+    /// Creates a job object and assigns a child to it. Must be called before the child is waited for.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         let Some(process) = child.raw_handle() else { return Self(None) };
@@ -54,7 +54,7 @@ impl ProcessGroup {
         self.0 = None;
     }
 
-    /// Detaches from the processes, so that they are not terminated when this is dropped.
+    /// Detaches from the processes, so that dropping this value does not terminate them.
     pub fn detach(&mut self) {
         self.0 = None;
     }

@@ -1,6 +1,5 @@
 //! Verifies certificates of HTTPS connections. Machines have self-signed certificates, so only a pinned certificate or the
-//! certificate of the first connection is accepted. Another machine is rejected in the handshake, before it receives a
-//! password.
+//! certificate of the first connection is accepted. The check takes place in the handshake, before a password is sent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,7 +20,7 @@ pub(super) struct CertificateMismatch {
     pub(super) known: String,
 }
 
-/// Accepts only the known certificate of a machine. If none is known, accepts any certificate and remembers it.
+/// Accepts only known certificates of a machine. If none is known, accepts and stores the first certificate.
 #[derive(Debug)]
 pub(super) struct PinnedCertificate {
     machine: String,

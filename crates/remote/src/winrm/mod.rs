@@ -1,8 +1,7 @@
 //! WinRM sessions (docs/spec/fleeting.md, section 4.3): commands on Windows machines, over HTTP or HTTPS with Basic
 //! authentication.
 //!
-//! As in the Go implementation, each command has its own remote shell. Streams to addresses are not supported, because
-//! they would need a program on the machine. NTLM and Kerberos are not supported.
+//! Each command has its own remote shell. Streams to addresses, NTLM and Kerberos are not supported.
 
 mod certificate;
 mod soap;
@@ -21,7 +20,7 @@ use self::soap::{Fault, Request};
 use crate::retry::{AttemptError, retry};
 use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
 
-/// Maximum number of input bytes in a message. Base64 makes them a third longer, and servers accept 150 KiB by default.
+/// Maximum number of input bytes in a message, before base64. Servers accept messages of 150 KiB by default.
 const MAX_INPUT_BYTES: usize = 64 * 1024;
 /// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
@@ -101,8 +100,7 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
         .use_preconfigured_tls(tls)
         .timeout(RESPONSE_TIMEOUT)
         .redirect(reqwest::redirect::Policy::none())
-        // Machines are reached directly, as with SSH. A proxy from the environment is intended for other servers, and would
-        // receive the password.
+        // A proxy from the environment is intended for other servers, and would receive the password.
         .no_proxy()
         .build()
         .map_err(|error| setup_error(error.to_string()))?;
@@ -199,7 +197,7 @@ fn lost(error: RequestError) -> RunError {
     RunError::Lost { cause: error.message() }
 }
 
-/// A shell on the machine. It is deleted when this is dropped.
+/// A shell on the machine. Dropping this value deletes the shell.
 struct Shell {
     session: WinrmSession,
     id: String,
@@ -294,7 +292,7 @@ impl Session for WinrmSession {
         let (local_end, remote_end) = tokio::io::duplex(PIPE_BYTES);
         let (mut input, mut output) = tokio::io::split(remote_end);
         let (session, command, stop) = (self.clone(), command.to_owned(), CancellationToken::new());
-        // The task ends with the command, or when the local end is dropped and the output has no reader.
+        // The task ends with the command or, after the local end is dropped, with the next output.
         tokio::spawn(async move {
             let remote_command = RemoteCommand {
                 command: &command,

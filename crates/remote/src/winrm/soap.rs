@@ -131,7 +131,7 @@ fn escape(text: &str) -> String {
     })
 }
 
-/// An error response.
+/// Reason why a response has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The command had no output within the operation timeout. The request must be repeated.
@@ -174,7 +174,7 @@ fn parse(text: &str) -> Result<Document<'_>, Fault> {
     Err(Fault::Message(message.unwrap_or_else(|| format!("WSMan fault {}", code.unwrap_or("without a code")))))
 }
 
-/// Checks whether a response is a fault.
+/// Returns an error if a response is a fault or invalid.
 pub(super) fn check(text: &str) -> Result<(), Fault> {
     parse(text).map(drop)
 }

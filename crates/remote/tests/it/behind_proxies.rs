@@ -15,8 +15,7 @@ pub(crate) fn is_child() -> bool {
     std::env::var_os(HAS_PROXIES).is_some()
 }
 
-/// Runs the test with this full name in a child process.
-/// It must succeed without a request to the proxy.
+/// Runs the test with this full name in a child process. The test must succeed without a request to the proxy.
 pub(crate) async fn assert_proxy_is_not_used(test: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", proxy.local_addr().unwrap());
@@ -29,7 +28,7 @@ pub(crate) async fn assert_proxy_is_not_used(test: &str) {
     child.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
     let output = tokio::select! {
         biased;
-        // A request of the child process would arrive before the process exits.
+        // With `biased`, a request is noticed even if the process has already exited.
         _ = proxy.accept() => panic!("the proxy received a request"),
         output = tokio::time::timeout(TIMEOUT, child.output()) => output.expect("the child process hangs").unwrap(),
     };

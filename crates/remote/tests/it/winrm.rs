@@ -169,11 +169,11 @@ async fn command_returns_output_and_status() {
     assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(3));
     assert_eq!((stdout.as_slice(), stderr.as_slice()), (b"out".as_slice(), b"err".as_slice()));
     let outcome = session.run(RemoteCommand::new("both & <more>")).await.unwrap();
-    assert_eq!(outcome.stderr.to_string(), "err", "case C8: stderr is part of the outcome");
+    assert_eq!(outcome.stderr.to_string(), "err", "case C8: stderr must be part of the outcome");
     assert_eq!(
         session.run(RemoteCommand::new("crash")).await.unwrap().exit,
         Exit::Code(0xC000_013A),
-        "an exit status on Windows has 32 bits"
+        "a negative exit status must become its unsigned 32-bit value"
     );
     wait_for_shell_deletion(&machine).await;
 }

@@ -63,8 +63,7 @@ impl Listener for TlsListener {
     }
 }
 
-/// Starts a machine that presents `certificate` and signs with the private key of `key`. Also returns the number of its
-/// requests.
+/// Starts a machine that presents `certificate` and signs with the private key of `key`. Also returns a counter of requests.
 async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<AtomicU32>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

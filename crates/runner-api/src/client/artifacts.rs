@@ -15,7 +15,7 @@ use super::redirect::{MAX_REDIRECTS, coordinator_url, may_follow, target};
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
-/// Maximum duration of a download.
+/// Maximum duration of each request of a download.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Maximum time without progress in a download.
 const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
@@ -25,8 +25,7 @@ const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 pub struct UploadTimeouts {
     /// Maximum duration of the call.
     pub total: Duration,
-    /// Maximum time from the last byte of the body to the response. The coordinator may have to move the file to its
-    /// storage first.
+    /// Maximum time from the last byte of the body to the response.
     pub response: Duration,
 }
 
@@ -39,10 +38,10 @@ impl Default for UploadTimeouts {
 impl Client {
     /// Uploads a file (`POST /jobs/:id/artifacts`). Without `length`, the request is chunked.
     ///
-    /// The call consumes the body. To retry it, create the body again.
+    /// The call consumes the body, so a retry needs a new body.
     ///
     /// # Errors
-    /// Returns [`ClientError`]. A response of 413 is [`ClientError::Rejected`]. A redirect by 307 or 308 to a host that
+    /// Returns [`ClientError`]. A response of 413 is [`ClientError::Rejected`]. A redirect by 307 or 308 to a URL that
     /// may receive the token is [`ClientError::Redirected`].
     #[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
     pub async fn upload_artifact(
@@ -105,7 +104,7 @@ impl Client {
         }
     }
 
-    /// Returns the coordinator's URL from a redirect to a host that may receive the token.
+    /// Returns the coordinator's URL from a redirect to a URL that may receive the token.
     ///
     /// The body is consumed, so only the caller can follow the redirect.
     fn redirect_base(&self, response: &Response) -> Option<Url> {
@@ -116,7 +115,7 @@ impl Client {
     /// Downloads the archive of `job` with the token of a job that depends on it (`GET /jobs/:id/artifacts`).
     ///
     /// With `direct`, the coordinator may redirect to its object storage (docs/spec/runner-api.md, section 5.2). The
-    /// token is not sent to another host (docs/spec/runner-api.md, section 11.45).
+    /// token is not sent to another origin (docs/spec/runner-api.md, section 11.45).
     ///
     /// # Errors
     /// Returns [`ClientError::Forbidden`] also if there is no archive (404).

@@ -48,16 +48,16 @@ pub enum ClientError {
         /// Message from the coordinator.
         message: String,
     },
-    /// The coordinator redirects to another host. The same call can be sent there (docs/spec/runner-api.md, section
-    /// 5.1).
+    /// The coordinator redirects to another URL of the same host. The same call can be sent there
+    /// (docs/spec/runner-api.md, section 5.1).
     #[error("{call}: the coordinator redirects to {to}")]
     Redirected {
         /// Name of the call.
         call: &'static str,
-        /// Scheme and host to send the call to.
+        /// URL of the coordinator to send the call to.
         to: Box<Url>,
     },
-    /// The response does not conform to the protocol: wrong content type, or invalid body.
+    /// The response does not conform to the protocol, for example because of a wrong content type.
     #[error(
         "{call}: invalid response: {message}; check that the URL is that of a GitLab server or a Muster coordinator"
     )]
@@ -67,7 +67,7 @@ pub enum ClientError {
         /// What is wrong with the response.
         message: String,
     },
-    /// The client cannot be created.
+    /// The client or a request cannot be created.
     #[error("invalid coordinator URL or TLS settings: {0}")]
     Setup(String),
 }
@@ -100,7 +100,7 @@ impl ClientError {
         }
     }
 
-    /// Returns true if the job does not belong to this manager or has ended, so that nothing more may be sent.
+    /// Returns true if the manager may not send anything more about the job.
     #[must_use]
     pub fn is_job_closed(&self) -> bool {
         match self {

@@ -1,8 +1,7 @@
 //! A job request over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! The call uses the connections of [`super::transport`], so certificates, proxies and the maximum age of connections are the same as for
-//! HTTP. Only a complete response is a result. After any failure, the caller uses HTTP. A gRPC error may be from a proxy, for example one that
-//! denies unknown paths.
+//! Certificates, proxies and the maximum age of connections are the same as for HTTP ([`super::transport`]). After any failure, the caller
+//! can use HTTP: even a gRPC error may be from a proxy, for example from a proxy that denies unknown paths.
 
 use std::error::Error;
 use std::task::{Context, Poll};
@@ -50,7 +49,7 @@ async fn get_job(client: &Client, call: &JobCall<'_>) -> Result<(JobOffer, Heade
     let mut service = JobRouterClient::with_origin(channel, origin).max_decoding_message_size(MAX_BODY_BYTES);
 
     let mut request = tonic::Request::new(GetJobRequest { job_request: call.body.clone() });
-    // Proxies end a call at this deadline instead of at their own.
+    // Proxies can use this deadline instead of their own.
     request.set_timeout(call.time_left());
     add_metadata(request.metadata_mut(), call.token)?;
     let (metadata, message, _) = service.get_job(request).await?.into_parts();
@@ -105,7 +104,6 @@ impl tower::Service<http::Request<tonic::body::Body>> for Channel {
             self.http.post(head.uri.to_string()).version(head.version).headers(head.headers).timeout(self.timeout);
         let progress = self.progress.clone();
         async move {
-            // The request is one small message, which is sent when the connection exists.
             let body = body.collect().await?.to_bytes();
             let response = call.body(progress.body(body)).send().await;
             let response = response.map_err(|error| connect_error::describe(&error))?;
@@ -119,7 +117,7 @@ impl tower::Service<http::Request<tonic::body::Body>> for Channel {
     }
 }
 
-/// Returns the reason why a response is not from a gRPC server. `None` if it is.
+/// Returns the reason why a response is not from a gRPC server. `None` means that the response is from a gRPC server.
 fn problem_of(status: StatusCode, headers: &HeaderMap) -> Option<String> {
     let kind = reply::text_header(headers, header::CONTENT_TYPE.as_str()).unwrap_or_default();
     let is_grpc = status == StatusCode::OK && kind.starts_with("application/grpc");

@@ -1,7 +1,7 @@
 //! Decides whether job requests use gRPC.
 //!
-//! The coordinator announces gRPC in each successful HTTP response to a job request. Between client and coordinator there may be a proxy that forwards only
-//! HTTP/1.1, so a failure pauses gRPC, and each further failure doubles the pause.
+//! A coordinator announces gRPC in each successful HTTP response to a job request. A proxy before the coordinator may forward only HTTP/1.1,
+//! so a failure pauses gRPC, and each further failure doubles the pause.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) struct GrpcSwitch(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     is_announced: bool,
-    /// Failures since the last response.
+    /// Failures since the last response over gRPC.
     failures: u32,
     /// End of the current pause.
     paused_until: Option<Instant>,
@@ -39,7 +39,7 @@ impl GrpcSwitch {
         state.is_announced && !state.is_paused(now)
     }
 
-    /// Records whether a successful HTTP response announced gRPC. Returns true if it is the first one to do so.
+    /// Records whether a successful HTTP response announced gRPC. Returns true if gRPC was not announced before.
     pub(super) fn set_announced(&self, is_announced: bool) -> bool {
         let was_announced = std::mem::replace(&mut self.0.lock().is_announced, is_announced);
         is_announced && !was_announced
@@ -51,8 +51,9 @@ impl GrpcSwitch {
         (state.failures, state.paused_until) = (0, None);
     }
 
-    /// Records a failure of gRPC and returns the pause. `None` if gRPC is already paused: calls that share a connection fail together, and count
-    /// as one failure.
+    /// Records a failure of gRPC and returns the pause.
+    ///
+    /// Calls that share a connection fail together, so failures during a pause do not count. `None` means such a failure.
     pub(super) fn failed(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock();
         if state.is_paused(now) {
@@ -77,14 +78,14 @@ mod tests {
         assert!(switch.is_on(now));
         for pause in [30, 60, 120, 240, 480, 960, 1920, 3600, 3600] {
             assert_eq!(switch.failed(now), Some(Duration::from_secs(pause)));
-            assert_eq!(switch.failed(now), None, "calls on one connection fail together");
+            assert_eq!(switch.failed(now), None, "a failure during a pause must not count");
             assert!(!switch.is_on(now + Duration::from_secs(pause - 1)));
             now += Duration::from_secs(pause);
             assert!(switch.is_on(now));
         }
         switch.answered();
-        assert_eq!(switch.failed(now), Some(FIRST_PAUSE), "a response resets the pause");
+        assert_eq!(switch.failed(now), Some(FIRST_PAUSE), "a response must reset the pause");
         switch.set_announced(false);
-        assert!(!switch.is_on(now + MAX_PAUSE), "the coordinator no longer announces gRPC");
+        assert!(!switch.is_on(now + MAX_PAUSE), "gRPC must not be used after the announcement was withdrawn");
     }
 }

@@ -1,4 +1,4 @@
-//! Job requests: over gRPC if the coordinator announced it and it works, otherwise over HTTP.
+//! Job requests: over gRPC if the coordinator announced gRPC and gRPC is not paused, otherwise over HTTP.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::job_router::{GRPC, TRANSPORT_HEADER};
 use crate::wire::JobRequest;
 
 const CALL: &str = "job request";
-/// GitLab's front end holds a job request for up to 50 s, and proxies may hold it for longer.
+/// Timeout of a job request. GitLab's front end holds a request for up to 50 s, and proxies may hold it for longer.
 pub(super) const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// A job request for either transport.
@@ -35,14 +35,13 @@ impl Client {
     /// Requests a job (`POST /jobs/request`, or the same call over gRPC). The coordinator may hold the call until there
     /// is a job. `progress` tracks the call.
     ///
-    /// If gRPC fails, the request is repeated over HTTP. The coordinator returns the same job for the same idempotency
-    /// key, so a lost response loses no job.
+    /// If gRPC fails, the request is repeated over HTTP with the same idempotency key, so that no job is lost.
+    ///
+    /// If only the ID and the token of a job can be read, the call returns the job with a
+    /// [`crate::payload::JobPayload::decode_error`].
     ///
     /// # Errors
     /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
-    ///
-    /// If only ID and token can be read, even if the response is incomplete, the call returns a job with the reason why
-    /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
         let deadline = Instant::now() + JOB_REQUEST_TIMEOUT;
@@ -52,7 +51,7 @@ impl Client {
                 Ok(offer) => {
                     self.grpc.answered();
                     if !offer.repeats {
-                        // The job of a lost response could not be fetched with the same key.
+                        // If a response is lost, a coordinator that does not repeat responses also loses the job.
                         self.grpc.set_announced(false);
                     }
                     return Ok(offer);
@@ -101,8 +100,7 @@ impl Client {
         Ok(JobOffer { job, text, last_update, repeats })
     }
 
-    /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks
-    /// progress. Also returns whether the request was redirected.
+    /// Sends a job request and follows redirects according to [`redirect`]. Also returns whether the request was redirected.
     async fn send_job_request(&self, call: &JobCall<'_>) -> Result<(Response, bool), ClientError> {
         let mut url = self.url("jobs/request");
         let mut redirects = 0;

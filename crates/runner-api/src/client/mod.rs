@@ -1,8 +1,7 @@
 //! Client of the runner API, for managers and their agents.
 //!
-//! Each method is one call with a timeout. No method retries: callers decide with [`crate::retry`]. Only a job request
-//! that fails over gRPC is repeated, over HTTP. A [`Client`] is a pool of connections, which is recreated when its
-//! certificates change. Clones share the pool.
+//! Methods do not retry: callers decide with [`crate::retry`]. Only a job request that fails over gRPC is repeated over HTTP.
+//! Clones of a [`Client`] share a pool of connections, which is recreated when the certificates change.
 
 mod artifacts;
 mod connect_error;
@@ -73,7 +72,7 @@ impl Client {
     /// Creates a client with certificates for this runner.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`], also if one of the files is invalid. The message names it.
+    /// Returns [`ClientError::Setup`], also if a file is invalid.
     pub fn with_tls(url: &Url, tls: &TlsFiles) -> Result<Self, ClientError> {
         Self::with_max_connection_age(url, tls, ConnectionAge::Any)
     }
@@ -88,7 +87,7 @@ impl Client {
         Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
-    /// Returns the same client for another host, for [`ClientError::Redirected`].
+    /// Returns the same client for another base URL, for [`ClientError::Redirected`].
     ///
     /// # Errors
     /// Returns [`ClientError::Setup`] if the URL is invalid.

@@ -52,7 +52,7 @@ impl Harness {
     }
 }
 
-/// Removes dates from a text, because they differ between runs.
+/// Replaces the dates in a text with `DATE`, because they differ between runs.
 pub(crate) fn without_dates(text: &str) -> String {
     let without_dates = |line: &str| match line.split_once("_at = ") {
         Some((key, _)) => format!("{key}_at = DATE"),

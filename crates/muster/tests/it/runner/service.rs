@@ -7,7 +7,7 @@ use std::process::Command;
 use super::support::Home;
 use crate::process::CommandResult;
 
-/// Creates a home with a fake `systemctl` in `bin`. This program records its arguments in the file `calls`, and then runs `behavior`.
+/// Creates a home with a fake `systemctl`. The program appends its arguments to the file `calls`, and runs the shell commands `behavior`.
 fn home_with_systemctl(behavior: &str) -> Home {
     let home = Home::new();
     let directory = home.path("bin");
@@ -71,7 +71,6 @@ fn install_writes_a_unit_and_a_configuration() {
 
 #[test]
 fn systemd_accepts_the_unit() {
-    // Without systemd's checker, the other tests must suffice.
     if !muster_test_prerequisites::program("systemd-analyze", "--version", "systemd") {
         return;
     }
@@ -88,7 +87,6 @@ fn systemd_accepts_the_unit() {
     }
 }
 
-/// Returns the lines of a unit without comments.
 fn settings(unit: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(unit).unwrap();
     text.lines().filter(|line| line.contains('=') && !line.starts_with('#')).map(str::to_owned).collect()
@@ -157,7 +155,7 @@ fn install_leaves_no_part_of_a_unit_if_it_cannot_be_written() {
     let home = home_with_systemctl("");
     let root = home.path("image");
     let install = ["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner"];
-    // No file can have content, as on a full disk.
+    // With this limit, each write fails, as on a full disk.
     let limited = "ulimit -f 0; trap '' XFSZ; exec \"$0\" \"$@\"";
     let command = home.command(&install);
     let mut shell = Command::new("sh");
@@ -197,7 +195,7 @@ fn systemctl_errors_are_reported_and_leave_nothing() {
 }
 
 #[test]
-fn status_has_output_and_exit_code() {
+fn status_prints_the_state_and_sets_the_exit_code() {
     let status = |load: &str, active: &str| {
         let home = home_with_systemctl(&format!("echo LoadState={load}; echo ActiveState={active}"));
         run(&home, &["status", "-n", "ci"])

@@ -21,9 +21,9 @@ impl Home {
         self.directory.path().join(name)
     }
 
-    /// Creates the command `gitlab-runner` with these arguments, and without the developer's settings.
+    /// Creates the command `gitlab-runner` with these arguments. The environment has only `HOME` and `PATH`.
     pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
-        // A shell's background job ignores SIGINT and SIGQUIT, and its children inherit that, so reset them.
+        // If the tests run in the background of a shell, SIGINT and SIGQUIT are ignored in all children. Reset these signals.
         let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal=INT,QUIT,HUP").arg(self.path("gitlab-runner"));
         command.args(arguments).env_clear().env("HOME", self.directory.path()).current_dir(self.directory.path());

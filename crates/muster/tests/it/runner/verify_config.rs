@@ -69,7 +69,7 @@ fn missing_plugin_and_invalid_values_have_a_location() {
         ("plugin = \"nothing-of-the-kind\"", "is not installed in "),
     ] {
         check("verify-config", autoscaler, 1, "11:10", expected);
-        // For `lint`, this is only a warning, because the file may be for another machine, which has the plugin.
+        // For `lint`, this is only a warning, because the file may be for another machine.
         check("lint", autoscaler, 0, "11:10", expected);
     }
     let missing = with_autoscaler("plugin = \"/nowhere/plugin\"");

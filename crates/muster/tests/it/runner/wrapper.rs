@@ -1,7 +1,6 @@
 //! `wrapper`: control of a wrapped process over gRPC.
 //!
-//! The wrapper can only start its own executable, so the wrapped process is `gitlab-runner read-logs` in place of `run`. This command follows a
-//! file until the file is deleted, and exits on signals as `run` does.
+//! The wrapped process is `gitlab-runner read-logs` and not `run`. `read-logs` follows a file until the file is deleted, or until a signal.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +23,7 @@ struct StatusResponse {
     failure: String,
 }
 
-/// Wire format of a request with a callback. Without the callback, this is the wire format of every other request.
+/// Wire format of all requests. Only a graceful shutdown can have a callback.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ShutdownRequest {
     #[prost(message, optional, tag = "1")]
@@ -58,7 +57,7 @@ impl Drop for Wrapped {
     }
 }
 
-/// Starts a wrapper with these arguments, and waits for its runner. Standard error goes to the file `stderr`.
+/// Starts a wrapper, and waits until the wrapped process has started. Standard error is written to the file `stderr`.
 fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
     let log = home.path("log");
     std::fs::write(&log, "ready\n").unwrap();
@@ -66,7 +65,7 @@ fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
     command.args(arguments).args(["read-logs", "--path"]).arg(&log).env("XDG_RUNTIME_DIR", runtime);
     let stderr = std::fs::File::create(home.path("stderr")).unwrap();
     let mut process = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-    // The runner has started when it has printed its first line, which begins with the offset of the end of this line in the file.
+    // `read-logs` prints each line with the offset of its end.
     let mut first = String::new();
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
     assert_eq!(first, "6 ready\n", "{}", std::fs::read_to_string(home.path("stderr")).unwrap());
@@ -105,7 +104,7 @@ impl Wrapped {
         self.call("CheckStatus", ShutdownRequest::default()).await.unwrap()
     }
 
-    /// Polls until the runner has stopped.
+    /// Polls until the wrapped process has stopped.
     async fn stopped(&self) -> StatusResponse {
         until(async || {
             let response = self.status().await;
@@ -212,13 +211,13 @@ async fn other_users_are_rejected_even_if_the_socket_mode_admits_them() {
     let _wrapped = Wrapped::connect(process, home, socket.clone()).await;
     assert_eq!(mode(&socket), 0o600);
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
-    // The preface of an HTTP/2 connection, which a server answers with its settings.
+    // The script sends the preface of an HTTP/2 connection. An HTTP/2 server answers with its settings.
     let script = r#"use IO::Socket::UNIX; $SIG{PIPE} = "IGNORE"; alarm 60;
         my $socket = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die "no connection: $!";
         syswrite($socket, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0");
         print sysread($socket, my $settings, 9) ? "answered" : "refused";"#;
     let connection_result = |user: &str| {
-        // Bypass the permissions of the directories above, so that only the check of the client's user is tested.
+        // `dac_override` bypasses file permissions, so that only the server's check of the user can refuse the client.
         let user = format!("--reuid={user}");
         let mut command = Command::new("setpriv");
         command.args([

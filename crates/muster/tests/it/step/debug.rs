@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::Project;
 
-/// Step that runs two steps. The first one gets a sensitive input.
+/// Step that runs `compile` with a sensitive input, and then `link`.
 const BUILD: &str = r"spec: {}
 ---
 run:

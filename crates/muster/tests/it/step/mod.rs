@@ -29,7 +29,7 @@ exec:
   command: [sh, -c, 'echo "$GREETING $1 $2 $WHO"; printf "{\"name\":\"text\",\"value\":\"%s\"}\n" "$1" >"$3"', greet, '${{ inputs.name }}', '${{ inputs.times }}', '${{ output_file }}']
 "#;
 
-/// Step that calls a local step and a remote one, and writes the URL that the remote step returns to a file.
+/// Step that calls a local step and a remote step, and writes the URL from the remote step to the file `note.txt`.
 const RELEASE: &str = r#"spec:
   inputs:
     version: {type: string}
@@ -49,7 +49,7 @@ outputs:
   url: ${{ steps.publish.outputs.url }}
 "#;
 
-/// Temporary directory with a directory of steps (`work`) and a directory for temporary files (`tmp`).
+/// Temporary directory with the working directory (`work`) and a directory for temporary files (`tmp`).
 struct Project {
     dir: TempDir,
 }
@@ -94,7 +94,7 @@ impl Project {
         command
     }
 
-    /// Returns a shell that runs a line. Its standard error is part of its standard output.
+    /// Returns a shell that runs a line. Standard error is redirected to standard output.
     fn shell(&self, line: &str) -> Command {
         let mut command = self.program("sh");
         command.args(["-c", &format!("exec 2>&1\n{line}")]);

@@ -10,9 +10,7 @@ const PACK: &str = "spec:\n  inputs: {text: {type: string}}\n  outputs: {size: {
     exec: {command: [sh, -c, 'echo \"$1 $BRAND $SUFFIX\" >out; s=$(wc -c <out); echo \"{\\\"name\\\":\\\"size\\\",\\\"value\\\":\\\"$s\\\"}\" >\"$2\"', \
     pack, '${{ inputs.text }}', '${{ output_file }}']}\n";
 
-/// Returns a project with the results of a run in `r.json`.
-///
-/// The file `out` that the run wrote has been moved to `kept/out`.
+/// Returns a project with the results of a run in `r.json`. The file `out` of the run was moved to `kept/out`.
 fn recorded_project() -> Project {
     let project = Project::empty();
     project.file("release/step.yml", RELEASE);

@@ -123,7 +123,7 @@ fn nondeterministic_file_is_reported_with_its_first_different_byte() {
     let result =
         result.check(1, &["out/b differs at byte ", "output \"id\" of step ", "not deterministic: 2 differences"]);
     assert!(!result.stdout.contains("out/a"), "{result:?}");
-    assert!(!project.path("out").exists(), "the step must run in copies of the directory only");
+    assert!(!project.path("out").exists(), "the step must run only in copies of the directory");
     // Both runs see the same path of the working directory.
     project.file("fixed/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir out; pwd >out/a']}\n");
     project.step(&["run", "fixed", "--verify-deterministic", "out"]).check(0, &[]);

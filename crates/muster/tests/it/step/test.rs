@@ -19,7 +19,7 @@ const PASSING: &str = r"tests:
       error: does not accept input
 ";
 
-/// Tests of a step that calls a remote step, which a fake replaces.
+/// Tests of a step that calls a remote step. A fake replaces the remote step.
 const WITH_FAKES: &str = r#"tests:
   - name: publishes the archive
     inputs: {version: v1.0}
@@ -99,7 +99,7 @@ fn steps_with_conditions_retries_and_a_matrix_are_tested() {
 }
 
 #[test]
-fn passing_tests_are_reported_like_those_of_cargo() {
+fn passing_tests_are_reported_in_the_format_of_cargo() {
     let project = Project::new();
     project.file("greet/step_test.yml", PASSING);
     project.file("release/step_test.yml", WITH_FAKES);

@@ -1,4 +1,4 @@
-//! The tutorial: its files are written and its commands are run as a reader would do it, and their output is compared.
+//! Runs the commands of the tutorial `first-step.md`, and compares the output with the page.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use crate::ci::tutorial::{matches_expected, steps};
 /// Start of a line that the reader enters at the prompt.
 const PROMPT: &str = "(step) ";
 
-/// Writes the files of a part of the page: each follows a sentence that names it.
+/// Writes the YAML files in a part of the page. The name of a file is in the last "Write `NAME`" before its code block.
 fn write_files(project: &Project, part: &str) {
     for (before, after) in part.match_indices("```yaml\n").map(|(index, fence)| part.split_at(index + fence.len())) {
         let name = before.rsplit("rite `").next().unwrap().split('`').next().unwrap();

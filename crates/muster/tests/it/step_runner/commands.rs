@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Returns the command `step-runner ci` with these steps.
 fn ci(project: &Project, steps: &Value) -> Command {
     let mut command = project.command(&["ci"]);
     command.env("STEPS", steps.to_string());

@@ -1,5 +1,4 @@
-//! The executable under the name `step-runner`. If a test covers a conformance case of `docs/spec/steps.md`, the name of the test starts with the
-//! number of the case.
+//! The executable under the name `step-runner`. A number at the start of a test's name is the number of its case in `docs/spec/steps.md`.
 
 mod commands;
 mod differential;
@@ -82,7 +81,7 @@ impl Project {
     }
 }
 
-/// Returns the lines that steps print, without the version before them.
+/// Returns standard output without the version at its start.
 fn output(result: &CommandResult) -> &str {
     let version = format!("\nStep Runner version: muster {}\n\n", env!("CARGO_PKG_VERSION"));
     result.stdout.strip_prefix(&version).unwrap_or_else(|| panic!("the version is missing: {result:?}"))

@@ -14,7 +14,7 @@ use super::*;
 /// Text before the path of the socket.
 const MARKER: &str = "step-runner is listening on socket ";
 
-/// A running server. Dropping it kills it.
+/// A running server. Dropping this value kills the server.
 pub(super) struct Server {
     pub(super) child: Child,
     pub(super) stderr: BufReader<ChildStderr>,
@@ -35,7 +35,7 @@ impl Server {
         let socket = loop {
             let mut line = String::new();
             let length = stderr.read_line(&mut line).unwrap();
-            assert_ne!(length, 0, "the server does not announce its socket: {lines:?}");
+            assert_ne!(length, 0, "the server must announce its socket: {lines:?}");
             if let Some(path) = line.strip_prefix(MARKER) {
                 break PathBuf::from(path.trim_end());
             }

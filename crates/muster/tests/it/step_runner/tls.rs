@@ -19,12 +19,12 @@ use super::serve::{Server, proxy_client, run};
 use super::*;
 use crate::process::until;
 
-/// Text before the address, in the line that precedes the line with the socket.
+/// Text before the TCP address in the server's output.
 pub(super) const MARKER: &str = "step-runner is listening on TCP address ";
 /// Year until which certificates are valid.
 const VALID: i32 = 4000;
 
-/// Authority that signs certificates, with its files.
+/// Certificate authority with its files.
 pub(super) struct Authority<'a> {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: &'a Path,
@@ -42,7 +42,7 @@ impl<'a> Authority<'a> {
         Self { issuer, dir, file }
     }
 
-    /// Writes a certificate for 127.0.0.1 and its key. The other end must have a certificate of this authority.
+    /// Writes a certificate for 127.0.0.1 and its key. With the returned files, the other end must have a certificate of this authority.
     fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose, year: i32) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
@@ -64,7 +64,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Returns the arguments that listen on an address with these files.
+/// Returns the arguments to listen on an address with these files.
 pub(super) fn listen<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
     let path = |path: &'a Path| path.to_str().unwrap();
     let (certificate, key, authority) = (path(&files.certificate), path(&files.key), path(&files.authority));
@@ -220,7 +220,6 @@ async fn clients_without_a_valid_certificate_are_refused_and_logged() {
     let connected = TlsConnector::from(Arc::new(anonymous)).connect(name, stream).await;
     agent.wait_for_refusal("peer sent no certificates");
     drop(connected);
-    // The agent still accepts the right client.
     agent.connect(&authority.client()).await.unwrap().check().await.unwrap();
 }
 
@@ -296,7 +295,7 @@ async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
     for _ in 0..100 {
         flooding.push(flood().await);
     }
-    // `connected` has the oldest handshake. For each handshake over its limit of 64, the agent ends the oldest one of the flood instead.
+    // The handshake of `connected` is the oldest, but for each handshake over the limit of 64, the agent must end a handshake of the flood.
     for closed in &mut flooding[..30] {
         let mut byte = [0];
         let read = tokio::io::AsyncReadExt::read(closed, &mut byte);

@@ -27,7 +27,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Returns a client that has sent no request, so the first one uses HTTP.
+    /// Returns a client that has not sent a request, so that the first request uses HTTP.
     async fn over_http(long_poll: Duration) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(long_poll));
         let served = serve(coordinator.clone()).await.unwrap();
@@ -36,12 +36,12 @@ impl Setup {
         Self { coordinator, relay, client, _served: served }
     }
 
-    /// Returns a client that has had a response over HTTP, so the next request uses gRPC.
+    /// Returns a client that has received a response over HTTP, so that the next request uses gRPC.
     async fn over_grpc(long_poll: Duration) -> Self {
         let setup = Self::over_http(long_poll).await;
         setup.coordinator.enqueue(payload(1));
         assert_eq!(setup.request("first").await.unwrap().job.unwrap().id, JobId(1));
-        assert_eq!(setup.relay.http2_connections(), 0, "before the announcement, HTTP is used");
+        assert_eq!(setup.relay.http2_connections(), 0, "before the announcement, HTTP must be used");
         setup
     }
 
@@ -75,9 +75,7 @@ fn payload(id: i64) -> JobPayload {
     serde_json::from_value(job).unwrap()
 }
 
-/// Checks the contract of [`Client::request_job`], which does not depend on the transport.
-///
-/// Returns the relay's count of HTTP/2 connections.
+/// Checks the contract of [`Client::request_job`]. Returns the relay's number of HTTP/2 connections.
 async fn check_contract(setup: Setup) -> usize {
     let Setup { coordinator, client, .. } = &setup;
     // Without a version of the queue, the coordinator answers immediately.
@@ -91,7 +89,7 @@ async fn check_contract(setup: Setup) -> usize {
     assert_eq!(*offer.job.unwrap(), payload(7));
     assert_eq!(offer.text, serde_json::to_string(&payload(7)).unwrap());
     assert!(offer.repeats && progress.is_answered());
-    assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JOB, "the same key gets the same job");
+    assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JOB, "the same key must get the same job");
     assert_eq!(coordinator.job(JOB).unwrap().assignments, 1);
 
     let unknown = JobRequest { token: "wrong".to_owned(), ..JobRequest::default() };
@@ -110,7 +108,7 @@ async fn requests_have_the_same_results_over_both_transports() {
     http.relay.set_http2(Http2::Reject);
     check_contract(http).await;
     let grpc = Setup::over_grpc(Duration::from_millis(50)).await;
-    assert_eq!(check_contract(grpc).await, 1, "all requests share one HTTP/2 connection");
+    assert_eq!(check_contract(grpc).await, 1, "all requests must share one HTTP/2 connection");
 }
 
 #[tokio::test]
@@ -158,13 +156,9 @@ async fn job_of_a_lost_response_is_fetched_over_http() {
     setup.coordinator.enqueue(payload(8));
     let offer = held.await.unwrap().unwrap();
     assert_eq!(offer.job.unwrap().id, JOB);
-    assert_eq!(
-        setup.coordinator.job(JOB).unwrap().assignments,
-        1,
-        "it was assigned once, before the response was lost"
-    );
+    assert_eq!(setup.coordinator.job(JOB).unwrap().assignments, 1, "the job must be assigned only once");
     assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JobId(8));
-    assert_eq!(setup.relay.http2_connections(), 1, "gRPC is paused");
+    assert_eq!(setup.relay.http2_connections(), 1, "gRPC must be paused");
 }
 
 #[tokio::test]
@@ -175,7 +169,7 @@ async fn failure_of_the_coordinator_is_reported_as_over_http() {
     let error = setup.request("a").await.unwrap_err();
     assert!(matches!(error, ClientError::Transient { code: Some(500), .. }), "{error}");
     let after_the_pause = Instant::now() + Duration::from_secs(3600);
-    assert!(setup.client.grpc.is_on(after_the_pause), "an error over HTTP does not withdraw the announcement");
+    assert!(setup.client.grpc.is_on(after_the_pause), "an error over HTTP must not withdraw the announcement");
     assert_eq!(setup.request("a").await.unwrap().job.unwrap().id, JOB);
     assert_eq!(setup.coordinator.job(JOB).unwrap().assignments, 1);
 }
@@ -187,7 +181,7 @@ async fn proxy_without_http2_gets_http() {
     for id in [7, 8, 9] {
         setup.coordinator.enqueue(payload(id));
         assert_eq!(setup.request(&id.to_string()).await.unwrap().job.unwrap().id, JobId(id));
-        assert_eq!(setup.relay.http2_connections(), 1, "only one request tries gRPC");
+        assert_eq!(setup.relay.http2_connections(), 1, "only one request may try gRPC");
     }
 }
 
@@ -202,5 +196,5 @@ async fn request_that_was_canceled_before_it_was_sent_is_not_sent_over_http() {
     assert_eq!(setup.coordinator.requests(), requests);
     setup.coordinator.enqueue(payload(7));
     assert_eq!(setup.request("a").await.unwrap().job.unwrap().id, JOB);
-    assert_eq!(setup.relay.http2_connections(), 1, "a cancellation does not pause gRPC");
+    assert_eq!(setup.relay.http2_connections(), 1, "a cancellation must not pause gRPC");
 }

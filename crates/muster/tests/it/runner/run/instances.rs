@@ -1,4 +1,4 @@
-//! Information for operators of a manager whose runner has instances: metrics, `muster fleet status` and `explain`.
+//! Metrics, `muster fleet status` and `muster fleet explain` of a manager whose runner has instances.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::harness::{Harness, ManagerProcess};
 use crate::process::{CommandResult, until};
 
-/// Starts a manager whose runner has local instances. `plugin` has additional lines of its `plugin_config`.
+/// Starts a manager whose runner has local instances. `plugin` has additional lines for the table `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
@@ -24,7 +24,7 @@ async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     (harness, run, address)
 }
 
-/// Returns the address of the manager's metrics and status, from its log.
+/// Returns the address of the metrics server from the manager's log.
 pub(super) async fn address_of(run: &ManagerProcess) -> String {
     run.wait_for_log("Metrics server listening", 1).await;
     let log = run.log();
@@ -34,7 +34,6 @@ pub(super) async fn address_of(run: &ManagerProcess) -> String {
     format!("127.0.0.1:{port}")
 }
 
-/// Runs `muster fleet` with these arguments to completion.
 async fn fleet(harness: &Harness, arguments: &[&str]) -> CommandResult {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.arg("fleet").args(arguments).env_clear().env("HOME", harness.home.path(""));
@@ -137,7 +136,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     for expected in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
         assert!(explanation.contains(&expected), "`{expected}` is missing in {explanation}");
     }
-    // A manager that accepts no more jobs deletes the instance as an idle one, or because its scaler stops.
+    // The shutdown deletes the instance either because it is idle or because the scaler stops.
     let reasons =
         ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
     assert!(reasons.iter().any(|reason| explanation.contains(reason)), "{explanation}");
@@ -229,7 +228,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     })
     .await;
     assert!(usage["memory_bytes"].as_u64() > Some(0) && usage["processes"].as_u64() > Some(1), "{usage}");
-    // The plugin's report may be late for a single query, so query until the usage is shown.
+    // The first query can be earlier than the plugin's report.
     until(async || {
         let status_text = fleet(&harness, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =
@@ -247,7 +246,6 @@ async fn instance_usage_is_in_metrics_and_status() {
     };
     assert_eq!((value("muster_instances_with_usage{"), value("muster_plugin_up{")), (1.0, 1.0));
     assert!(value("muster_instances_memory_bytes{") > 0.0);
-    // Calls to the plugin are counted, too.
     for rpc in ["Init", "Update", "Increase", "ConnectInfo", "GetResourceUsage"] {
         let is_call = |line: &&str| {
             line.starts_with("muster_plugin_calls_total{")
@@ -283,10 +281,10 @@ async fn jobs_are_requested_for_all_booting_instances() {
     ));
     jobs.clone().for_each(|job| harness.push(0, job));
     let run = harness.run();
-    // Returns the number of jobs that were assigned and have not ended. Both counters are read at once, so the difference is exact.
+    // Number of assigned jobs that have not ended.
     let active_jobs = || {
         let (assigned, ended) = harness.coordinator(0).assigned_and_ended();
-        assert!(assigned - ended <= 6, "more jobs were requested than instances can be created:\n{}", run.log());
+        assert!(assigned - ended <= 6, "at most one job may be requested for each instance:\n{}", run.log());
         assigned - ended
     };
     until(async || match active_jobs() {
@@ -295,11 +293,11 @@ async fn jobs_are_requested_for_all_booting_instances() {
     })
     .await;
     let begun = |job: &i64| harness.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
-    assert!(jobs.clone().filter(begun).count() <= 2, "more jobs have begun than the two ready instances can run");
+    assert!(jobs.clone().filter(begun).count() <= 2, "only the two ready instances may run jobs");
 
     std::fs::write(harness.home.path("open"), "").unwrap();
     jobs.clone().for_each(|job| harness.release_job(job));
-    // `active_jobs` checks the limit until all 20 jobs have ended, because each used instance is replaced by a new one.
+    // Each used instance is replaced by a new one. `active_jobs` checks the limit until all 20 jobs have ended.
     until(async || {
         active_jobs();
         let ended = harness.coordinator(0).assigned_and_ended().1;

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
-/// A server with one repository, which git reads as plain files.
+/// HTTP server that serves the files of one repository.
 struct GitServer {
     url: String,
     sha: String,
@@ -76,7 +76,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
         "The git mirror of this machine has the commit: nothing is fetched from the server.",
     ];
     for (id, line) in (1..).zip(lines) {
-        // The second job uses the volume of the first one. The third job gets a new volume, because a clone needs no earlier checkout.
+        // The second job uses the volume of the first job. The third job gets a new volume, because a clone needs no earlier checkout.
         let strategy = if id == 3 { "clone" } else { "fetch" };
         let variables = [("GIT_STRATEGY", strategy), ("FF_TIMESTAMPS", "false")];
         let more = json!({
@@ -87,8 +87,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
                 "refspecs": ["+refs/heads/main:refs/remotes/origin/main"]
             }
         });
-        // The job reads the mirror through a read-only view: links to its packs, and a list of its refs. The view is removed at the end of the job.
-        // The image has no git.
+        // The job reads the mirror through a read-only view, which consists of links to packs and a list of refs. The image has no git.
         let commands = [
             "cat file",
             "! touch /.muster-git-mirror/x",
@@ -105,10 +104,10 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);
     let views: Vec<_> = views(&harness.home.path(""));
-    assert!(views.is_empty(), "views of ended jobs were not removed: {views:?}");
+    assert!(views.is_empty(), "the views must be removed at the end of the jobs: {views:?}");
 }
 
-/// Returns the files that remain in the directories of mirror views.
+/// Returns all mirror views and their files.
 fn views(root: &Path) -> Vec<std::path::PathBuf> {
     let output = Command::new("find").arg(root).args(["-path", "*/git-mirrors/*/views/*"]).output().unwrap();
     String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect()

@@ -356,8 +356,7 @@ async fn relative_directories_start_in_the_working_directory() {
     assert!(!harness.home.path("state").join("rel").exists());
 }
 
-/// A job request that is already open may still receive a job, which then fails. The manager exits after this job, and does not fail the
-/// whole queue.
+/// The open job request may still receive one job, which fails. The manager must then exit, and leave the other jobs in the queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_state_directory_stops_the_manager() {
     let harness = Harness::start(1).await;

@@ -10,10 +10,10 @@ use super::harness::Harness;
 
 /// Secret that only the operator's step can read.
 const SECRET: &str = "token-of-the-vault-4711";
-/// Private key of several lines, which the job gets as a file.
+/// Multi-line private key. The job gets the key as a file.
 const KEY: &str = "-----BEGIN KEY-----\nline-one-of-the-key\nline-two-of-the-key\n-----END KEY-----\n";
 
-/// Step that exports secrets of a store, as another team would write it. Only the step, not the runner, knows the store.
+/// Step that exports the secrets in the directory `store`.
 const VAULT: &str = r#"spec:
   inputs: {store: {type: string}}
   outputs: {lease: {type: string, sensitive: true}}
@@ -34,7 +34,7 @@ exec:
     - ${{ output_file }}
 "#;
 
-/// Step that signs every file of the artifacts and adds the signatures.
+/// Step that signs each file in `list` and adds the signatures to the artifacts.
 const SIGN: &str = r#"spec:
   inputs: {list: {type: string}, key: {type: string}}
   outputs: {files: {type: array}}
@@ -56,7 +56,7 @@ exec:
     - ${{ output_file }}
 "#;
 
-/// Writes a step and returns its path.
+/// Writes a step. Returns the path of its directory.
 fn step(harness: &Harness, name: &str, text: &str) -> String {
     let dir = harness.home.path(format!("steps/{name}"));
     std::fs::create_dir_all(&dir).unwrap();
@@ -64,7 +64,7 @@ fn step(harness: &Harness, name: &str, text: &str) -> String {
     dir.display().to_string()
 }
 
-/// Runs a job whose payload has these fields, and returns it after its end.
+/// Runs a job with these additional fields in its payload. Returns the ended job.
 async fn run_job(harness: &Harness, id: i64, script: &[&str], fields: Value) -> Job {
     let mut payload = json!({
         "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
@@ -79,7 +79,7 @@ async fn run_job(harness: &Harness, id: i64, script: &[&str], fields: Value) -> 
     harness.wait_for_end(0, id).await
 }
 
-/// Creates the store. Returns a table `[[runners.steps.before]]` whose step exports these variables of the store.
+/// Creates the store. Returns the configuration of a step that exports these variables from the store.
 fn vault(harness: &Harness, exports: &str) -> String {
     let store = harness.home.path("store");
     std::fs::create_dir_all(&store).unwrap();
@@ -142,7 +142,7 @@ async fn missing_export_is_a_system_failure_of_the_job() {
     assert!(!text.contains(SECRET), "{text}");
 }
 
-/// Extracts the archive of a job, and returns the names of its files.
+/// Extracts the archive of a job. Returns the target directory and the names of the files.
 fn extracted(harness: &Harness, job: &Job) -> (std::path::PathBuf, Vec<String>) {
     let target = harness.home.path("extracted");
     std::fs::create_dir_all(&target).unwrap();
@@ -189,14 +189,14 @@ async fn artifacts_are_signed_by_an_operators_step_before_the_upload() {
     let verify = "ssh-keygen -Y verify -f signers -I runner -n artifact -s out/app.sig <out/app";
     assert!(Command::new("sh").args(["-c", verify]).current_dir(&dir).status().unwrap().success());
 
-    // A job without artifacts has nothing to sign. Artifacts of a failed job are signed, too.
+    // A job without artifacts does not run the step. Artifacts of a failed job are signed like others.
     let job = run_job(&harness, 2, &["echo nothing"], json!({})).await;
     assert!(job.status == JobStatus::Success && !job.text().contains("\"sign\""), "{}", job.text());
     let job = run_job(&harness, 3, &[script[0], "exit 5"], artifacts("always")).await;
     assert!(job.text().contains("\nsigned out/app\n"), "{}", job.text());
     assert_eq!(extracted(&harness, &job).1.len(), 5);
 
-    // If nothing can be signed, nothing is uploaded, whatever the result of the job is.
+    // If signing fails, nothing is uploaded, even by a failed job.
     std::fs::remove_file(&key).unwrap();
     let job = run_job(&harness, 4, &script, artifacts("always")).await;
     let text = job.text();

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::harness::Harness;
 
-/// Queues a job whose payload has these fields, and waits for its end.
+/// Runs a job with these additional fields in its payload. Returns the ended job.
 async fn run_job(harness: &Harness, id: i64, fields: Value) -> Job {
     enqueue(harness, id, fields);
     harness.wait_for_end(0, id).await

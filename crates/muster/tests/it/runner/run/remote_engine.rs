@@ -1,7 +1,7 @@
 //! Jobs with caches and artifacts at an engine on another machine, which is reached over TCP with TLS and over SSH.
 //!
-//! The manager is in the network of the engine, so that the manager and the containers reach the coordinator at the same address. But the
-//! manager and the engine cannot access each other's files.
+//! The manager runs in the network of the engine, so that the manager and the containers reach the coordinator at the same address.
+//! The manager and the engine cannot access each other's files.
 
 use muster_job::JobStatus;
 use muster_test_prerequisites::RemoteEngine;

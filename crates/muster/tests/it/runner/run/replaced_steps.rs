@@ -10,7 +10,7 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
-/// Inputs and Python program of the step in place of the checkout. It fetches and checks out the commit.
+/// Inputs and Python program of the step that replaces the checkout.
 const CHECKOUT: (&str, &str) = (
     "url: string, sha: string, refspecs: array",
     r#"
@@ -23,7 +23,7 @@ print("checked out by the operator from", os.environ["URL"])
 "#,
 );
 
-/// Step in place of both cache steps. It keeps the caches in a store that the runner does not know.
+/// Step that replaces both cache steps. Caches are kept in the directory `store`.
 const CACHE: (&str, &str) = (
     "caches: array, store: string, action: string",
     r#"
@@ -39,7 +39,7 @@ for cache in json.loads(os.environ["CACHES"]):
 "#,
 );
 
-/// Step in place of the upload of artifacts.
+/// Step that replaces the upload of artifacts.
 const UPLOAD: (&str, &str) = (
     "artifacts: array, url: string, token: string",
     r#"
@@ -61,7 +61,7 @@ for artifact in json.loads(os.environ["ARTIFACTS"]):
 "#,
 );
 
-/// Step in place of the download of artifacts.
+/// Step that replaces the download of artifacts.
 const DOWNLOAD: (&str, &str) = (
     "artifacts: array",
     r#"
@@ -73,7 +73,7 @@ for artifact in json.loads(os.environ["ARTIFACTS"]):
 "#,
 );
 
-/// Returns a step file with these inputs, which the Python program reads from variables in capital letters.
+/// Returns a step file. The program reads each input from the variable with the input's name in upper case.
 fn python_step((inputs, program): (&str, &str)) -> String {
     let (mut spec, mut env) = (serde_json::Map::new(), serde_json::Map::new());
     for input in inputs.split(", ") {
@@ -85,7 +85,7 @@ fn python_step((inputs, program): (&str, &str)) -> String {
     format!("{spec}\n---\n{}\n", json!({ "env": env, "exec": exec }))
 }
 
-/// Writes a step outside of the project. Returns the table that puts it in place of a built-in step.
+/// Writes a step. Returns the configuration that replaces a built-in step with this step.
 fn replacement(harness: &Harness, builtin: &str, text: &str, inputs: &str) -> String {
     let dir = harness.home.path(format!("steps/{builtin}"));
     std::fs::create_dir_all(&dir).unwrap();
@@ -106,7 +106,7 @@ fn repository(harness: &Harness) -> (String, String) {
     (format!("file://{}", dir.display()), String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
-/// Runs a job that uses sources, a cache and artifacts, and returns it after its end.
+/// Runs a job that uses sources, a cache and artifacts. Returns the ended job.
 async fn run_job(harness: &Harness, id: i64, (url, sha): &(String, String), script: &[&str]) -> Job {
     let producer = json!({ "id": id - 1, "token": format!("job-secret-{}", id - 1), "name": "producer",
         "artifacts_file": { "filename": "result.zip", "size": 1 } });
@@ -161,7 +161,7 @@ async fn checkout_cache_and_artifacts_are_replaced_by_configuration() {
     let tree = report["result_tree"].to_string();
     assert!(tree.contains("/steps/checkout\"") && !tree.contains("job-secret-1"), "{tree}");
 
-    // Delete the files of the first job, so that the second job gets cache and artifacts only through the steps of the operator.
+    // Without these files, the second job gets the cache and the artifacts only through the operator's steps.
     let clear = Command::new("sh").args(["-c", "rm -rf \"$0\"/builds"]).arg(harness.home.path("")).status().unwrap();
     assert!(clear.success());
     let second = run_job(&harness, 2, &sources, &["cat file vendor/lib out/made packed-by"]).await;

@@ -34,8 +34,8 @@ async fn concurrent_limits_the_jobs_of_all_entries_together() {
                 .copied()
                 .filter(|(coordinator_index, id)| has_begun(&harness, *coordinator_index, *id))
                 .collect();
-            assert!(running.len() <= 3, "more than `concurrent`: {running:?}\n{}", run.log());
-            // All slots are in use while there are jobs for them.
+            assert!(running.len() <= 3, "at most `concurrent` jobs may run: {running:?}\n{}", run.log());
+            // All slots must be in use while enough jobs remain.
             if running.len() == unfinished.len().min(3) {
                 Ok(running)
             } else {

@@ -21,7 +21,7 @@ const PASSWORD: &str = "hunter2-of-the-machine";
 /// Hash of [`PASSWORD`] in the machine's `/etc/shadow`.
 const PASSWORD_HASH: &str =
     "$6$mustertest$YruV235d3XNcpe4SivRyK4mX5L5VVqixhN0DBNAJ9AtFZDkzJ7sx/BRbGIsJaJcQtSjr4rPhVhBqqAdai/ab30";
-/// Command that runs the server with another `/etc/shadow`, which only the processes of the server see.
+/// Command that runs another command with the file in the first argument as `/etc/shadow`.
 const WITH_SHADOW: [&str; 6] =
     ["unshare", "--mount", "sh", "-c", "mount --bind \"$1\" /etc/shadow && shift && exec \"$@\"", "sh"];
 
@@ -50,8 +50,7 @@ impl Machine {
 
     /// Starts a server with these lines in its configuration.
     ///
-    /// If `wrapper` is not empty, it is a command that starts the server. Its arguments are the path of a password file and the command line
-    /// of the server.
+    /// A non-empty `wrapper` is a command that starts the server. The path of a shadow file and the command line of the server are appended.
     fn start_with(authentication: &str, wrapper: &'static [&'static str]) -> Option<Self> {
         if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("git", "--version", "git") {
             return None;
@@ -133,7 +132,7 @@ impl Machine {
         (harness, run)
     }
 
-    /// Returns the command lines of the processes whose home directory is that of the machine.
+    /// Returns the command lines of the processes whose `HOME` is the machine's home directory.
     fn processes(&self) -> Vec<String> {
         let home = format!("HOME={}", self.home().display());
         let is_of_machine = |process: &Path| {
@@ -148,7 +147,7 @@ impl Machine {
         of_machine.map(line).collect()
     }
 
-    /// Waits until the machine has no process but the idle agent, which exits on its own, and no file of a job.
+    /// Waits until only the agent runs on the machine, and asserts that no file of a job remains.
     async fn wait_until_only_agent_remains(&self) {
         until(async || {
             let others: Vec<_> = self
@@ -164,7 +163,7 @@ impl Machine {
             .args(["-path", "*.tmp/*", "-o", "-name", "script*"])
             .output()
             .unwrap();
-        assert_eq!(String::from_utf8_lossy(&find.stdout), "", "files of a job remain");
+        assert_eq!(String::from_utf8_lossy(&find.stdout), "", "no file of a job may remain");
     }
 }
 
@@ -173,7 +172,7 @@ impl Drop for Machine {
         self.stopping.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         let _ = self.server.take().map(JoinHandle::join);
-        // The agent outlives its sessions.
+        // The agent outlives the SSH sessions.
         let home = self.home();
         let socket = home.join(".muster/agent");
         for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -267,7 +266,7 @@ async fn canceled_job_is_stopped_on_the_machine() {
 #[tokio::test(flavor = "multi_thread")]
 async fn machine_is_refused_unless_its_host_key_is_known() {
     let Some(machine) = Machine::start() else { return };
-    // A key that the server has, but would not present first.
+    // The server has this key, but does not present it first.
     machine.write_known_hosts("ecdsa");
     let (harness, _run) = machine.runner().await;
     push(&harness, 1, &["echo it ran"], json!({}));

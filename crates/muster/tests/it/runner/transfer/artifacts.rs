@@ -1,4 +1,4 @@
-//! `artifacts-uploader` and `artifacts-downloader`, at a coordinator, and at a server with scripted responses.
+//! `artifacts-uploader` and `artifacts-downloader`, with a coordinator, and with a server with scripted responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,8 +112,7 @@ async fn only_the_first_download_attempt_is_direct() {
 async fn upload_follows_redirects() {
     let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
     project(&home);
-    // A redirect names only the coordinator: its origin, and the part of the path before `/api/v4/`, which is empty here. The rest of the URL is
-    // ignored, and the path of the call is appended.
+    // A redirect can change only the scheme, the port, and the path before `/api/v4/`. `/elsewhere` is not before `/api/v4/`, so it is ignored.
     from.respond_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
     command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
     let requests = to.take_requests();

@@ -121,14 +121,13 @@ async fn cache_is_found_under_the_other_form_of_its_key() {
     let (store, home) = (Store::start().await, Home::new());
     project(&home);
     let (new, old) = (format!("{}/new", store.url), format!("{}/old", store.url));
-    // A job can name a cache by its key or by the hash of the key. An earlier job used the other form, so the archive is stored under that form.
-    // The store has no archive for either form.
+    // A cache file is named after its key or after the hash of the key. An earlier job has used the other form. The store is empty.
     run_in(&home, "project", &["cache-archiver", "--file", "../cache/old/cache.zip", "--path", "out"]).check(0, &[]);
     let flags = ["--alternate-file", "../cache/old/cache.zip", "--url", &new, "--check-url", &new];
     archiver(&home, &flags).check(0, &["Archive is up to date!", "uploading existing archive"]);
     assert!(!home.path("cache/old/cache.zip").exists() && home.path("cache/key/cache.zip").exists());
     archiver(&home, &flags).check(0, &["already exists remotely, skipping upload"]);
-    // If the store has both forms, the newer one is used. Here, this is the other form, `/old`.
+    // If the store has both forms, the newer object is used. Here, this is `/old`.
     let content = store.object("/new").unwrap();
     store.put("/new", b"older, and no archive".to_vec(), OLD);
     store.put("/old", content, NEW);
@@ -136,7 +135,7 @@ async fn cache_is_found_under_the_other_form_of_its_key() {
     let heads = ["--head-url", &new, "--alternate-head-url", &old];
     extractor(&home, &[&["--url", &new, "--alternate-url", &old], &heads[..]].concat()).check(0, &["/old"]);
     check_unpacked(&home.path("other"));
-    // Without a URL to query the age, the cache at `--alternate-url` is used only if `--url` has no cache.
+    // Without head URLs, the cache at `--alternate-url` is used only if `--url` has no cache.
     std::fs::remove_dir_all(home.path("cache")).unwrap();
     extractor(&home, &["--url", &format!("{}/none", store.url), "--alternate-url", &old]).check(0, &["/old"]);
 }

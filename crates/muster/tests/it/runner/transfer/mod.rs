@@ -1,4 +1,4 @@
-//! Commands that transfer artifacts and caches, as a script calls them.
+//! Commands that transfer artifacts and caches.
 
 mod artifacts;
 mod cache;
@@ -11,7 +11,7 @@ use std::path::Path;
 use super::support::Home;
 use crate::process::CommandResult;
 
-/// Creates a project in a home directory: `out/a`, `out/sub/b`, and a link to `a`.
+/// Creates `project/out/a`, `project/out/sub/b`, and a link to `a` in a home directory.
 fn project(home: &Home) {
     std::fs::create_dir_all(home.path("project/out/sub")).unwrap();
     std::fs::write(home.path("project/out/a"), "first").unwrap();

@@ -9,7 +9,6 @@ use axum::http::{Method, StatusCode, header};
 use axum::response::Response;
 use std::sync::Mutex;
 
-/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct ReceivedRequest {
     pub(crate) target: String,
@@ -28,7 +27,6 @@ struct State {
     requests: Vec<ReceivedRequest>,
 }
 
-/// The store.
 pub(crate) struct Store {
     pub(crate) url: String,
     state: Arc<Mutex<State>>,
@@ -45,7 +43,7 @@ impl Store {
         Self { url, state }
     }
 
-    /// Responds to the following requests with these statuses, one each. These requests are recorded, but read and store no object.
+    /// Responds to the next requests with these statuses, one for each request. Such a request is recorded, but accesses no object.
     pub(crate) fn respond_with_statuses(&self, statuses: &[u16]) {
         let responses = statuses.iter().map(|status| (*status, Vec::new(), ""));
         self.state.lock().unwrap().responses.extend(responses);
@@ -56,7 +54,6 @@ impl Store {
         self.state.lock().unwrap().responses.push_back((status, headers.to_vec(), body));
     }
 
-    /// Stores an object with this modification time.
     pub(crate) fn put(&self, path: &str, content: Vec<u8>, modified: &str) {
         self.state.lock().unwrap().objects.insert(path.to_owned(), (content, modified.to_owned()));
     }

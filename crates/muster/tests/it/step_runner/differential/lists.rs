@@ -1,12 +1,12 @@
-//! Lists of steps that Muster and GitLab's step-runner run, and every difference between their results, with its reason.
+//! Lists of steps for Muster and GitLab's step-runner, with the reason for each difference between the results.
 
-/// A list of steps, with the differences between the results of Muster and of step-runner.
+/// A list of steps, with the expected differences between the results of Muster and of step-runner.
 pub(in crate::step_runner) struct Case {
     pub(in crate::step_runner) steps: &'static str,
     pub(in crate::step_runner) differences: &'static [Difference],
 }
 
-/// A difference between the results of Muster and of step-runner.
+/// An expected difference between the results of Muster and of step-runner.
 pub(in crate::step_runner) struct Difference {
     /// Whether the results differ if Muster uses the legacy dialect.
     pub(in crate::step_runner) in_legacy: bool,
@@ -50,27 +50,27 @@ const WORK_DIR: &str = "In the current dialect, a relative `work_dir` is relativ
 const ATTRIBUTE: &str =
     "In the current dialect, a missing value causes the message of Moa, the expression language of that dialect.";
 const MOA: &str = "In the current dialect, the expression is valid.";
-const REMEDY: &str = "Muster's message has a remedy, or the text of the operating system.";
+const REMEDY: &str = "Only Muster's message has a remedy, or the operating system's text of the error.";
 const FILE: &str =
-    "Muster's message has the absolute path of the file, and a remedy or the text of the operating system.";
+    "Muster's message has the absolute path of the file, and a remedy or the operating system's text of the error.";
 const EARLY: &str = "Muster checks references after the list has started, so it writes a result. step-runner rejects the list before it starts.";
 const ENTRY: &str = "Muster's message names the step, and the keywords that a step accepts.";
 const EXPORTS: &str =
-    "In the current dialect, an export also replaces a variable that existed when the sequence started.";
+    "Only in the current dialect, an export can replace a variable that existed when the sequence started.";
 const NAMES: &str = "In Muster, a script also gets variables whose names are not identifiers. In step-runner, the wrapper of the script drops them.";
 const SENSITIVE: &str = "Muster masks sensitive values in the log and in the results. step-runner does not.";
 const DYNAMIC_SCRIPT: &str =
     "The command of a script is removed before the comparison only if the reference is literal.";
 const OBJECTS: &str = "step-runner rejects an object in an array of an input.";
-const SPACE: &str = "step-runner does not remove the space at the start of a reference.";
+const SPACE: &str = "Only Muster removes the space at the start of a reference.";
 const ESCAPE: &str = "In the current dialect, `\\${{` is the text `${{`.";
 const PARSER: &str = "In the current dialect, the message is from the parser of Moa.";
 const URL: &str = "In the current dialect, the host may be `localhost`. The legacy dialect rejects it like step-runner, with a shorter message.";
-const EMPTY: &str = "Muster rejects an empty list, as in a step file. step-runner runs it.";
+const EMPTY: &str = "Muster rejects an empty list. step-runner runs it.";
 const BRACES: &str =
     "Muster's message quotes the whole text, or the expression with its opening braces, and names a remedy.";
 
-/// Lists that both programs run. In them, `/PROJECT` is the directory of the job, and `./NAME` is a step in `project/`.
+/// Lists for both programs. `/PROJECT` is the directory of the job, and `./NAME` is a step in `project/`.
 #[rustfmt::skip]
 pub(in crate::step_runner) const CASES: [Case; 96] = [
     // Inputs, their types and defaults.

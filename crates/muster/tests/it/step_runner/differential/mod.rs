@@ -1,9 +1,8 @@
 //! Compares Muster's `step-runner ci` with the command `ci` of GitLab's step-runner 0.11.0: exit status, lines of output, and result tree.
 //!
-//! The variable `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program. Without it, the test is skipped. GitLab's program has only the
-//! legacy dialect (the rules for step files in that version). Muster runs each list in both dialects, because files that were written for
-//! step-runner must also run by default.
-//! [`lists`] has a reason for each difference. Differences that all lists have are removed before the comparison:
+//! The variable `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program. Without the variable, the test is skipped. GitLab's program has
+//! only the legacy dialect (the rules for step files in that version). Muster runs each list in both dialects.
+//! [`lists`] has a reason for each difference. Some differences are removed before the comparison:
 //! - The lines before the first step: Muster prints its own version, and does not warn of images that GitLab no longer supports.
 //! - The command of a script: Muster passes the text on standard input, because other users can read the arguments of a process.
 //! - Paths of temporary files.
@@ -22,7 +21,7 @@ use super::*;
 #[derive(Debug, PartialEq)]
 struct Run {
     code: i32,
-    /// Lines of standard output and standard error, from the first step on, in their order.
+    /// Lines of standard output and standard error, from the first step or error on.
     lines: Vec<String>,
     results: Value,
 }
@@ -41,7 +40,7 @@ fn step_lists_have_the_results_of_step_runner() {
     println!("{} lists ran in {} dialects; all differences are listed", CASES.len(), DIALECTS.len());
 }
 
-/// Returns a description of each result that differs without a reason, and of each reason without a difference.
+/// Returns a description of each difference that is not listed, and of each listed difference that does not exist.
 fn compare(case: &Case, theirs: &Path) -> Vec<String> {
     let steps = case.steps;
     let theirs = run(theirs, &["ci"], steps, "legacy");
@@ -99,7 +98,7 @@ fn run(program: &Path, arguments: &[&str], steps: &str, dialect: &str) -> Run {
     Run { code, lines: lines.map(str::to_owned).collect(), results }
 }
 
-/// Copies the files of a directory and of the directories in it.
+/// Copies the content of a directory, including subdirectories.
 pub(super) fn copy_files(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
         let (path, target) = (entry.path(), to.join(entry.file_name()));
@@ -112,7 +111,7 @@ pub(super) fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Replaces the line before each step in the current dialect with the line of the legacy dialect.
+/// Replaces the current dialect's line before each step with the line of the legacy dialect.
 fn with_legacy_banners(output: &str) -> String {
     let mut pieces = output.split("Running step name=");
     let first = pieces.next().unwrap_or_default().to_owned();
@@ -122,7 +121,7 @@ fn with_legacy_banners(output: &str) -> String {
     })
 }
 
-/// Removes the command of each bundled script from a result and the results inside it.
+/// Removes the command of each bundled step from a result and its inner results.
 fn hide_commands_of_scripts(result: &mut Value) {
     if result["step"]["step"]["protocol"] == "dist" {
         for place in ["/specDefinition/definition/exec", "/execResult/command"] {

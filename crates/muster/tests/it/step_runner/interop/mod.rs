@@ -1,9 +1,8 @@
-//! Interoperability with GitLab's step-runner 0.11.0 over a socket: GitLab's client with Muster's servers, and
-//! Muster's client with GitLab's server.
+//! GitLab's step-runner 0.11.0: GitLab's client with Muster's servers, and Muster's client with GitLab's server.
 //!
-//! `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program, and `MUSTER_TEST_STEP_RUNNER_SOURCE` that of its source. A test
-//! is skipped if a variable that it needs is not set. GitLab's client is a package inside that source, so the test's program
-//! (`tests/go-step-runner`) is built there, without changing the directory.
+//! `MUSTER_TEST_STEP_RUNNER` is the path of GitLab's program. `MUSTER_TEST_STEP_RUNNER_SOURCE` is the directory of its source.
+//! A test is skipped if a variable that the test needs is not set. GitLab's client is a package inside the source, so
+//! `tests/go-step-runner` is built there, without changing the directory.
 
 mod our_client;
 mod same_lists;
@@ -66,12 +65,12 @@ impl Server {
     }
 }
 
-/// GitLab's client. Each call is made over a new connection.
+/// GitLab's client.
 struct TheirClient {
     child: Child,
     calls: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// Fields of each call: the connection, and the directory of the job.
+    /// Fields that all calls have: the connection, and the directory of the job.
     fields: Map<String, Value>,
 }
 
@@ -79,13 +78,13 @@ struct TheirClient {
 #[derive(Debug, PartialEq, serde::Deserialize)]
 struct Answer {
     log: String,
-    /// Offset at which the log can be followed further.
+    /// Offset after the received log.
     offset: usize,
     /// Jobs by their IDs.
     states: std::collections::BTreeMap<String, JobState>,
     /// Error of the call. Empty if the call succeeded.
     error: String,
-    /// gRPC code of the error.
+    /// gRPC code of the error. Empty if the call succeeded.
     code: String,
 }
 
@@ -98,8 +97,9 @@ struct JobState {
 }
 
 impl TheirClient {
-    /// Starts the client. `connection` is either `socket` with a path, or `program` with the command line of a program that
-    /// connects its standard input and output to a server. Returns `None` if GitLab's source is not available.
+    /// Starts the client. Returns `None` if GitLab's source is not available.
+    ///
+    /// `connection` is either `{"socket": PATH}` or `{"program": [WORD, ...]}`. The program connects its standard input and output to a server.
     fn new(project: &Project, connection: Value) -> Option<Self> {
         let mut command = project.program(program()?, &[]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -119,7 +119,7 @@ impl TheirClient {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
-    /// Makes a call that succeeds.
+    /// Makes a call that must succeed.
     #[track_caller]
     fn ok(&mut self, call: &str, id: &str, fields: Value) -> Answer {
         let answer = self.call(call, id, fields);
@@ -136,7 +136,7 @@ impl Drop for TheirClient {
 }
 
 impl Answer {
-    /// Returns state and message of a job that has ended.
+    /// Returns the state and the message of a job. Asserts that the job has ended.
     #[track_caller]
     fn end(&self, id: &str) -> (&str, &str) {
         let state = self.states.get(id).unwrap_or_else(|| panic!("{self:?}"));
@@ -155,7 +155,7 @@ fn program() -> Option<&'static Path> {
 fn build(source: &Path) -> PathBuf {
     let main = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/go-step-runner/main.go");
     let files = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // Go may add lines to these files. The source remains as it is.
+    // Go may add lines to these files, so it gets copies.
     for name in ["go.mod", "go.sum"] {
         std::fs::copy(source.join(name), files.path().join(name)).unwrap_or_else(|error| {
             panic!(

@@ -14,7 +14,6 @@ use tokio::net::UnixStream;
 
 use super::*;
 
-/// Maximum time without an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens connections to a socket.
@@ -30,7 +29,6 @@ impl Reach for Socket {
     }
 }
 
-/// A running server of GitLab, in its project.
 struct TheirServer {
     project: Project,
     server: Server,
@@ -38,7 +36,7 @@ struct TheirServer {
 }
 
 impl TheirServer {
-    /// Returns `None` if GitLab's program is not available.
+    /// Starts the server. Returns `None` if GitLab's program is not available.
     async fn start() -> Option<Self> {
         let program = variable(PROGRAM)?;
         let project = Project::new();
@@ -105,8 +103,8 @@ async fn our_client_pings_only_servers_that_permit_it() {
     let Some(theirs) = TheirServer::start().await else { return };
     let project = Project::new();
     let ours = Server::start_agent(&project);
-    // Only after the first connection is open, the client knows whether the server is GitLab's, which closes a connection after a few pings. To
-    // such a server, the client opens a second connection without pings.
+    // GitLab's server closes a connection after a few pings. The client recognizes this server on the first connection, and then opens a second
+    // connection without pings.
     for (socket, connections) in [(&theirs.server.socket, 2), (&ours.socket, 1)] {
         let opened = Arc::new(AtomicUsize::new(0));
         let dial = {
@@ -132,7 +130,7 @@ async fn our_client_waits_for_a_job_without_reading_its_log_to_the_end() {
     let connection = theirs.socket.reach().await.unwrap();
     let waiting = connection.wait("1", MAX_RESULT_BYTES);
     let mut waiting = std::pin::pin!(waiting);
-    // The start of the log shows that the job runs. After that, nothing reads the log.
+    // The start of the log shows that the job runs. The rest of the log is not read.
     let mut log = connection.follow("1", 0).await.unwrap();
     let first = tokio::select! {
         first = log.message() => first.unwrap().unwrap().data,
@@ -155,7 +153,7 @@ async fn our_client_reports_errors_of_their_server_without_a_retry() {
     assert!(matches!(connection.wait("1", MAX_RESULT_BYTES).await, Err(AgentError::Unknown)));
     let followed = follow_to_end(&theirs.socket, "1", ANSWER_TIMEOUT, MAX_RESULT_BYTES, |_| {}).await;
     assert!(matches!(followed, Err(AgentError::Unknown)), "{followed:?}");
-    // GitLab's server ends each stream of this log with an error, because a line is longer than 64 KiB.
+    // GitLab's server ends the stream with an error, because a line is longer than 64 KiB.
     let long = r#"- {name: a, script: 'head -c 100000 /dev/zero | tr "\\0" x; echo'}"#;
     theirs.run("2", &definition(long)).await.unwrap();
     let followed = follow_to_end(&theirs.socket, "2", ANSWER_TIMEOUT, MAX_RESULT_BYTES, |_| {}).await;
@@ -186,7 +184,7 @@ async fn our_client_ends_a_job_at_their_server() {
 #[tokio::test]
 async fn our_client_notices_the_end_of_their_server() {
     let Some(mut theirs) = TheirServer::start().await else { return };
-    // GitLab's server leaves the process of the job behind. The process ends when the directory of the test is removed.
+    // If GitLab's server is killed, the process of the job continues. The process ends when the directory of the test is removed.
     let script = "touch running; while [ -e running ]; do sleep 0.01; done";
     theirs.run("1", &definition(&format!("- {{name: a, script: '{script}'}}"))).await.unwrap();
     let connection = theirs.socket.reach().await.unwrap();

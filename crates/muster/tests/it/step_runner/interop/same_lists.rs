@@ -1,16 +1,14 @@
-//! Lists that GitLab's client runs at Muster's server and at GitLab's server, with the same log, state and message.
+//! Compares Muster's agent and GitLab's server: log, state and message of lists that GitLab's client runs in the legacy dialect.
 //!
-//! Differences that all lists have are removed before the comparison: GitLab's server sends neither blank lines nor carriage returns before line feeds,
-//! ends each log with a line feed, and its messages contain other paths of temporary files. Muster runs the lists in the legacy dialect.
+//! Some differences are removed before the comparison: blank lines, carriage returns before line feeds, and paths of temporary files.
 
 use super::*;
 use crate::step_runner::differential::copy_files;
 use crate::step_runner::differential::lists::{CASES, Case};
 
-/// Reason for lists with a path relative to the directory of the server, which has no such file.
-const MESSAGE: &str =
-    "The messages about the missing file differ: in the remedy, or in the text of the operating system.";
-/// Lists whose results differ only over a socket, with the reason.
+/// Reason for lists that name a file that does not exist in the directory of the server.
+const MESSAGE: &str = "The messages about the missing file differ in the remedy or in the operating system's text.";
+/// Lists whose results differ over a socket but not between the commands `ci`, with the reason.
 const ONLY_OVER_A_SOCKET: [(&str, &str); 3] = [
     (
         r##"[{name: t, script: 'printf "%s\n" "#!/bin/sh" "pwd; echo \$1 \$W" >tool/tool; chmod +x tool/tool'}, {name: a, step: ./tool, env: {OUTER: o}}]"##,
@@ -77,6 +75,6 @@ fn run(client: &mut TheirClient, project: &Project, id: &str, case: &Case) -> (S
     let lines = answer.log.split('\n').map(|line| line.trim_end_matches('\r')).filter(|line| !line.is_empty());
     let log = normalize(&lines.collect::<Vec<_>>().join("\n"));
     let state = answer.states.get(id).map(|state| (state.state.clone(), normalize(&state.message)));
-    // The text of the error is not compared, because GitLab's server repeats the whole request in it.
+    // The text of the error is not compared, because the text of GitLab's server contains the whole request.
     (log, state, answer.error.is_empty())
 }

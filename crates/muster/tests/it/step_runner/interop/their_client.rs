@@ -3,7 +3,7 @@
 use super::*;
 use crate::step_runner::tls::{self, Authority};
 
-/// Checks that lists have the expected results. These are the same for all servers.
+/// Checks the results of two lists.
 fn check_jobs(client: &mut TheirClient, project: &Project) {
     let list = "- {name: a, step: ./echo, inputs: {text: hi}}\n- {name: b, script: 'echo; echo ${{steps.a.outputs.text}} $WHO ${{vars.V}}; cat ${{vars.F}}'}";
     let variables = json!([
@@ -70,7 +70,7 @@ fn their_client_runs_jobs_over_tls() {
     let mut serve = project.command(&["serve"]);
     let (_server, lines) = Server::start_with_lines(serve.args(tls::listen("127.0.0.1:0", &files)));
     let address = lines.iter().find_map(|line| line.strip_prefix(tls::MARKER)).unwrap().trim();
-    // GitLab's client does not support TLS, so it starts the proxy.
+    // GitLab's client does not support TLS, so it connects through Muster's proxy.
     let proxy = tls::proxy(&project, address, &authority.client());
     let words: Vec<_> = [proxy.get_program()].into_iter().chain(proxy.get_args()).map(|word| word.to_str()).collect();
     let Some(mut client) = TheirClient::new(&project, json!({ "program": words })) else { return };
@@ -132,7 +132,7 @@ fn their_client_gets_errors_of_our_server() {
     for call in ["status", "follow"] {
         let answer = client.call(call, "missing", json!({}));
         assert!(answer.error.ends_with("no job with id \"missing\""), "{answer:?}");
-        // GitLab's server would answer with the code `Unknown`, as for each error.
+        // GitLab's server would answer with the code `Unknown`.
         assert_eq!(answer.code, "NotFound");
     }
     client.ok("close", "missing", json!({}));

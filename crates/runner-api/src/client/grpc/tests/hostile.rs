@@ -1,4 +1,4 @@
-//! Tests gRPC with servers whose response is too large, invalid, incomplete, or missing. The request is then repeated over HTTP.
+//! Tests gRPC with servers whose response is too large, invalid, incomplete, or missing.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn message(length: u32, body: &[u8]) -> Vec<u8> {
     [&[0], &length.to_be_bytes()[..], body].concat()
 }
 
-/// Requests jobs: over HTTP, then over gRPC with the response of `answer`, which leads to HTTP, and then over HTTP.
+/// Checks that a gRPC call with the response of `answer` is repeated over HTTP, and that the next request uses only HTTP.
 async fn check_fallback(case: &str, answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static) {
     let (called, mut calls) = mpsc::unbounded_channel();
     let (client, server) = server(move || {
@@ -75,9 +75,9 @@ async fn check_fallback(case: &str, answer: impl Fn() -> Response<Body> + Clone 
         let offer = request(&client, key, &Progress::default()).await.unwrap();
         assert_eq!(offer.job.unwrap().id, JOB, "{case}");
     }
-    assert_eq!(calls.try_recv(), Ok(()), "{case}: gRPC was not used");
+    assert_eq!(calls.try_recv(), Ok(()), "{case}: gRPC must be used");
     request(&client, "c", &Progress::default()).await.unwrap();
-    assert!(calls.try_recv().is_err(), "{case}: gRPC is not paused");
+    assert!(calls.try_recv().is_err(), "{case}: gRPC must be paused");
     server.abort();
 }
 
@@ -141,9 +141,9 @@ async fn canceled_request_whose_response_breaks_off_is_held_again_over_http() {
         tokio::task::yield_now().await;
     }
     let mut held = pin!(progress.wait_held(Duration::ZERO));
-    assert!(futures::poll!(&mut held).is_pending(), "the response is read to its end");
+    assert!(futures::poll!(&mut held).is_pending(), "while the response is read, the request must not count as held");
     failure.notify_one();
-    tokio::time::timeout(TEST_TIMEOUT, held).await.expect("the request over HTTP was not noticed");
+    tokio::time::timeout(TEST_TIMEOUT, held).await.expect("the request over HTTP must count as held");
     assert!(!task.is_finished() && progress.sent_at().is_some());
     task.abort();
     server.abort();
@@ -165,9 +165,9 @@ async fn response_without_idempotency_header_ends_the_use_of_grpc() {
     request(&client, "a", &Progress::default()).await.unwrap();
     let offer = request(&client, "b", &Progress::default()).await.unwrap();
     assert!(offer.job.unwrap().id == JOB && !offer.repeats);
-    assert_eq!(calls.try_recv(), Ok(()), "gRPC was not used");
+    assert_eq!(calls.try_recv(), Ok(()), "the second request must use gRPC");
     request(&client, "c", &Progress::default()).await.unwrap();
-    assert!(calls.try_recv().is_err(), "the job of a lost response would be lost");
+    assert!(calls.try_recv().is_err(), "the third request must not use gRPC");
     server.abort();
 }
 
@@ -191,7 +191,7 @@ async fn request_with_advanced_time(client: &Client) -> (Result<JobOffer, Client
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::time::resume();
-        // Each advanced second takes 10 ms of real time, in which the connections make progress.
+        // The connections get 10 ms of real time for each advanced second.
         let real = std::time::Instant::now();
         while !task.is_finished() && real.elapsed() < Duration::from_millis(10) {
             tokio::task::yield_now().await;
@@ -208,7 +208,7 @@ async fn silent_peer_is_detected_by_pings() {
     setup.coordinator.enqueue(payload(7));
     let (offer, waited) = request_with_advanced_time(&setup.client).await;
     assert_eq!(offer.unwrap().job.unwrap().id, JOB);
-    assert!(waited < Duration::from_secs(60), "detected after {waited:?}");
+    assert!(waited < Duration::from_secs(60), "silence must be detected within 60 s, not after {waited:?}");
     assert_eq!(setup.relay.http2_connections(), 1);
 }
 
@@ -219,8 +219,8 @@ async fn request_without_response_ends_at_the_deadline() {
     let (result, waited) = request_with_advanced_time(&client).await;
     let error = result.unwrap_err();
     assert!(error.transient().is_some() && error.to_string().contains("timeout"), "{error}");
-    assert!(waited + Duration::from_secs(2) > JOB_REQUEST_TIMEOUT, "ended after {waited:?}");
+    assert!(waited + Duration::from_secs(2) > JOB_REQUEST_TIMEOUT, "the request must not end after {waited:?}");
     let next = request(&client, "b", &Progress::default()).await.unwrap();
-    assert_eq!(next.job.unwrap().id, JOB, "gRPC is not paused");
+    assert_eq!(next.job.unwrap().id, JOB, "gRPC must be paused");
     server.abort();
 }

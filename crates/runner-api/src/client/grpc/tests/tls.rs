@@ -1,4 +1,4 @@
-//! Tests gRPC over TLS: it uses the certificates of the runner. Redirects are followed only over HTTP.
+//! Tests gRPC over TLS with the certificates of the runner, and gRPC behind a redirect.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -48,8 +48,8 @@ impl Listener for TlsListener {
     }
 }
 
-/// Creates an authority. Returns the configuration of a server that accepts only clients with a certificate of this authority, and the files
-/// of such a client.
+/// Creates an authority. Returns the configuration of a server that requires client certificates of this authority, and the files of a
+/// client with such a certificate.
 fn mutual_tls(directory: &Path) -> (ServerConfig, TlsFiles) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -92,7 +92,7 @@ async fn grpc_uses_the_certificates_of_the_runner() {
     let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
     let listener = TlsListener { listener, acceptor: TlsAcceptor::from(Arc::new(config)) };
     let coordinator = Arc::new(MemoryCoordinator::new(TEST_TIMEOUT));
-    // Counts the requests over HTTP/2, which are those over gRPC.
+    // Only gRPC uses HTTP/2.
     let over_grpc = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&over_grpc);
     let count = move |call: axum::extract::Request, next: axum::middleware::Next| {
