@@ -39,8 +39,8 @@ impl Git {
 
     /// Returns the command without starting it.
     ///
-    /// The command does not prompt in the terminal, takes no optional locks, prints English messages, and ignores `GIT_*`
-    /// variables that a hook or an alias of the user's git has set.
+    /// The command does not prompt in the terminal, takes no optional locks, prints English messages, and ignores most
+    /// `GIT_*` variables, because a hook or an alias may have set them.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
@@ -174,7 +174,7 @@ pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
     output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
 }
 
-/// Converts output to one line of text.
+/// Converts output to text without the line break at the end.
 #[must_use]
 pub fn line(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()

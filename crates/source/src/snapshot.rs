@@ -194,7 +194,7 @@ impl Snapshot {
     /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file is listed under both names.
     ///
     /// If the histories have no common commit, the snapshot is compared with `base` itself. `None` if `base` does not name a
-    /// commit.
+    /// commit, or git cannot compare the commits.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let since = match self.merge_base(base) {
@@ -217,7 +217,8 @@ impl Snapshot {
 
     /// Returns the commit that a name probably has on the server, and the ref that it was read from.
     ///
-    /// For a branch, this is the commit of its upstream, unless the local branch contains it. [`Snapshot::resolve`] resolves other names.
+    /// For a branch, this is the commit of its upstream or of `origin/<name>`, unless the local branch contains that commit.
+    /// [`Snapshot::resolve`] resolves other names.
     fn tip(&self, name: &str) -> Option<(String, String)> {
         let local = self.commit(&format!("refs/heads/{name}"));
         let (upstream, upstream_name) = match &local {

@@ -42,7 +42,7 @@ pub(super) const RESET_TOKEN: (&str, &str) = ("reset_token", "POST");
 pub(super) const PATCH_TRACE: (&str, &str) = ("patch_trace", "PATCH");
 
 impl Client {
-    /// Returns the same client with an observer for its calls.
+    /// Sets the observer of the client's calls.
     #[must_use]
     pub fn with_observer(mut self, observer: std::sync::Arc<dyn CallObserver>) -> Self {
         self.observer = Some(observer);
@@ -70,7 +70,7 @@ impl Client {
         if let Some(observer) = &self.observer {
             observer.ended(&call);
         }
-        // The server logs this ID, too, so that the call can be found in its log.
+        // The server logs the same ID.
         tracing::debug!(
             endpoint = call.endpoint,
             transport,

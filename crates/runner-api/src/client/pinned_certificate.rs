@@ -13,7 +13,6 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
-/// The default verification, and the configured certificates.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) default_verifier: Arc<WebPkiServerVerifier>,
@@ -61,8 +60,9 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Returns true if the only problem is that the server presents a CA certificate. The validity period is checked before
-/// that and would be a different error.
+/// Returns true if the only problem is that the server presents a CA certificate.
+///
+/// The default verification checks the validity period first.
 fn is_ca_as_end_entity(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

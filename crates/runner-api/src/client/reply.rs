@@ -16,7 +16,7 @@ use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
 /// Maximum interval between trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
 const MAX_INTERVAL: Duration = Duration::from_secs(15 * 60);
-/// Maximum size of a response in bytes. Job payloads with all their variables are far smaller.
+/// Maximum size of a response in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum size of an error response in bytes.
 const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
@@ -24,9 +24,9 @@ const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 /// Response to a job request.
 #[derive(Debug)]
 pub struct JobOffer {
-    /// The job, if there is one.
+    /// The assigned job. `None` means that no job is available.
     pub job: Option<Box<JobPayload>>,
-    /// Text of the response with the job. Empty if there is no job, or if the response is incomplete.
+    /// Text of the response. Empty if there is no job, or if the response is incomplete or not UTF-8.
     pub text: String,
     /// Version of the queue. `None` means that the caller keeps its previous value (docs/spec/runner-api.md, section
     /// 2.3).

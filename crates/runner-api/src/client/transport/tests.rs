@@ -189,11 +189,11 @@ async fn certificates_are_read_from_regular_files_only() {
             TlsFiles { certificate: at(path), key: at(path), ..TlsFiles::default() },
         ] {
             let url = url.clone();
-            // In a separate thread, so that the test fails if it hangs.
+            // In a separate thread, so that the test fails if the call hangs.
             let created = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
             let created = tokio::time::timeout(Duration::from_secs(60), created)
                 .await
-                .expect("creating the client hangs")
+                .expect("creating the client must not hang")
                 .unwrap();
             let error = created.unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains(&path.display().to_string()), "{error}");
