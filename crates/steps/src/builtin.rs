@@ -27,7 +27,7 @@ pub trait Builtin<J>: Send + Sync {
         Role::Other
     }
 
-    /// Returns whether the step has nothing to do. Then it appears neither in the log nor in the result.
+    /// Returns whether the step has nothing to do. An idle step appears neither in the log nor in the result.
     fn is_idle(&self) -> bool {
         false
     }
@@ -38,7 +38,7 @@ pub trait Builtin<J>: Send + Sync {
     /// The step failed. The engine decides how the [`Failure`] affects the job.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
-    /// Returns the inputs for a step of the operator that runs in place of this step. `None` means that this step cannot be replaced.
+    /// Returns the inputs for the operator's step that replaces this step. `None` means that this step cannot be replaced.
     fn offer(&self, _job: &J) -> Option<Offer> {
         None
     }
@@ -94,7 +94,7 @@ pub struct Replacement {
     pub with: Map<String, Value>,
 }
 
-/// Built-in step that creates an environment with a second agent, together with its inputs.
+/// Built-in step, with its inputs, that creates an environment with a second agent.
 ///
 /// The steps inside the built-in step run at that agent.
 #[async_trait]
@@ -179,7 +179,7 @@ pub enum Role {
     Sources,
     /// Runs the user's commands. A cancel ends them and leaves time for [`Role::AfterScript`].
     Script,
-    /// Runs if the script has started, even after a cancel.
+    /// Runs if the script has started, even if the script failed or was canceled.
     AfterScript,
     /// Removes what the job left behind. The step runs even if the job was stopped.
     Cleanup,
@@ -204,7 +204,7 @@ pub struct Step<J> {
 pub enum Call<J> {
     /// Runs a built-in step.
     Builtin(Box<dyn Builtin<J>>),
-    /// Runs a step of the operator in place of a built-in step, which provides its inputs and its role.
+    /// Runs the operator's step in place of a built-in step. The built-in step provides inputs and role.
     Replaced(Box<dyn Builtin<J>>, Replacement),
     /// Runs the `run:` list of a job.
     Run(Value),

@@ -86,7 +86,7 @@ pub enum StepFileError {
         /// `git` or `oci`.
         location: &'static str,
     },
-    /// A key of Muster's own is invalid.
+    /// One of Muster's own keys is invalid.
     #[error("{step:?}: {source}")]
     Extension {
         /// Name of the step.

@@ -428,7 +428,7 @@ fn find_fake<'f>(fakes: &'f [FakeStep], path: &str, reference: Option<&str>) -> 
     fakes.iter().find(|fake| reference == Some(&*fake.step) || matches_path(&fake.step, path))
 }
 
-/// Returns a step file that replaces a called step.
+/// Returns a step file that runs a fake.
 fn fake_file(fake: &FakeStep) -> StepFile {
     StepFile { spec: Spec::default(), body: Body::Fake(Box::new(fake.clone())), env: IndexMap::new() }
 }

@@ -181,7 +181,7 @@ pub trait Job: Send + Sync + 'static {
 /// Tokens for the two ways to end a job early.
 #[derive(Debug, Clone, Default)]
 pub struct JobCancellation {
-    /// Graceful cancel. The script is ended, and then after_script and uploads run.
+    /// Graceful cancel. After a cancel during the script, after_script and uploads still run.
     pub cancel: CancellationToken,
     /// Stop. The current step is ended, and then only cleanup steps run.
     pub stop: StopToken,
@@ -204,7 +204,7 @@ pub struct Engine<J> {
 /// Result of running a list of steps.
 #[derive(Debug)]
 pub struct StepsResult {
-    /// First failure, except failures of steps that are allowed to fail. `None` means that there was none.
+    /// First failure that is not ignored. `None` means that there was none.
     pub failure: Option<Failure>,
     /// Nodes of the steps that are part of the result.
     pub nodes: Vec<StepNode>,

@@ -15,11 +15,11 @@ pub(super) struct JobProgress {
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
     is_finishing: bool,
-    /// Whether a step of the operator that checks or signs the artifacts failed. Then they are not uploaded.
+    /// Whether the artifacts must not be uploaded, because an operator's step that checks or signs them failed.
     refuses_upload: bool,
-    /// Whether the user's script has started. Then after_script must run.
+    /// Whether the user's script has started.
     script_started: bool,
-    /// Whether the last script step has ended.
+    /// Whether a step after the script has begun.
     script_ended: bool,
 }
 

@@ -120,7 +120,6 @@ async fn wait_until_abandoned(debugger: &Debugger) {
     let mut changes = debugger.changes.subscribe();
     let is_attached = || debugger.state.lock().attached > 0;
     loop {
-        // Only this task and the clients change the state during a pause, so there are few changes.
         while is_attached() {
             let _ = changes.changed().await;
         }
