@@ -35,7 +35,7 @@ pub(super) struct Turns {
 }
 
 struct State {
-    /// First step that has not ended.
+    /// First step whose output has not been written completely.
     current: usize,
     /// Whether a task copies the file of `current` to the log. Otherwise its output is written immediately.
     is_replayed: bool,
