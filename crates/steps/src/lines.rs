@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::definition::{Kind, Outputs};
 use crate::expression::to_text;
 
-/// Invalid output or export file. The messages are the same as in GitLab's step-runner.
+/// Invalid output or export file. The messages are based on those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueFileError {
     #[error("output file: read output file: {0}")]

@@ -26,7 +26,7 @@ const MAX_NAMES: usize = 1000;
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup(PathBuf);
 
-/// Cgroup of an agent, beside the cgroups of other agents. It is locked, and agents remove only cgroups that are not locked.
+/// Cgroup of an agent, beside the cgroups of other agents. It is locked, because other agents remove unlocked cgroups.
 ///
 /// A process ID would not show whether the agent still runs: agents in different PID namespaces can create cgroups in the same directory.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl AgentCgroup {
             let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
             // Other users must not be able to open the directory: they could lock it.
             match DirBuilder::new().mode(0o711).create(&path).and_then(|()| File::open(&path)) {
-                // Another agent may have locked or removed the cgroup before this agent locked it. The one that locked it removes it.
+                // Another agent may have locked the cgroup first, in order to remove it.
                 Ok(directory) if directory.try_lock().is_ok() && is_same_file(&directory, &path) => {
                     return Ok(Self { cgroup: Cgroup(path), _lock: directory });
                 }
@@ -117,7 +117,7 @@ impl Cgroup {
         match fs::create_dir_all(&path) {
             Ok(()) => Some(Self(path)),
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "failed to create the cgroup of a job");
+                tracing::warn!(%error, path = %path.display(), "failed to create a cgroup");
                 None
             }
         }

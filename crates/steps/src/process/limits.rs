@@ -7,8 +7,7 @@
 //! file size     RLIMIT_FSIZE
 //! ```
 //!
-//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape. If the kernel does not
-//! permit a limit, the job fails before the first of these processes starts.
+//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -283,7 +282,7 @@ impl Processes {
     }
 }
 
-/// Returns whether a version 2 cgroup has a controller. Tries to enable it for the cgroup first. `depth` is the number of limits around it.
+/// Returns whether a version 2 cgroup has a controller. Tries to enable a missing controller. `depth` is the number of limits around the cgroup.
 fn has_controller(cgroup: &Cgroup, controller: &str, depth: usize) -> bool {
     let is_listed = || {
         let listed = fs::read_to_string(cgroup.path().join("cgroup.controllers")).unwrap_or_default();

@@ -197,7 +197,7 @@ fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
 
 /// Returns whether jobs inherit the environment variable `key` from the agent.
 ///
-/// They do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
+/// Jobs do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
 /// tokens on.
 fn is_inherited_by_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
@@ -206,7 +206,7 @@ fn is_inherited_by_jobs(key: &OsStr) -> bool {
     !key.starts_with(b"MUSTER_") && !excluded.contains(&key)
 }
 
-/// Processes of one job. [`Processes::finish`] must be called before it is dropped.
+/// Processes of one job. [`Processes::finish`] must be called before the value is dropped.
 pub struct Processes {
     manager: Arc<ProcessManager>,
     /// Number of the job in the list of running jobs.
@@ -301,8 +301,9 @@ impl Processes {
         usage::add_to_step(usage);
     }
 
-    /// Returns the resources that the job has used so far: the counters of its cgroup, or the sum of its ended processes if the cgroup
-    /// does not count them.
+    /// Returns the resources that the job has used so far.
+    ///
+    /// CPU time and memory come from the job's cgroup, if it counts either of them. The other values are sums over the ended processes.
     #[must_use]
     pub fn usage_counters(&self) -> UsageCounters {
         let usage = *self.usage.lock();

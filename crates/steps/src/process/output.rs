@@ -62,8 +62,7 @@ fn beside_other_tasks<T>(work: impl FnOnce() -> T) -> T {
 
 /// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
 ///
-/// Masking makes writing to the log expensive, so this yields to other tasks after each large piece. If a process prints a lot, other tasks,
-/// such as the readers of the log, run at the same time.
+/// Masking makes writing to the log expensive, so this function yields to other tasks after each large piece.
 pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
