@@ -237,15 +237,15 @@ mod tests {
         assert_eq!(
             minutes("1-20/5"),
             [5, 10, 15, 20],
-            "values that are divisible by the step, not every fifth value from 1"
+            "the values must be divisible by the step"
         );
         assert_eq!(minutes("0/5"), [0]);
         let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").matches(0, *hour, 1, 1, 0)).collect();
         assert_eq!(hours, [0, 1, 2, 3, 4, 22, 23]);
         let weekdays: Vec<u8> = (0..7).filter(|day| cron("* * * * 7").matches(0, 0, 1, 1, *day)).collect();
-        assert_eq!(weekdays, [0], "7 is Sunday, too");
+        assert_eq!(weekdays, [0], "7 must be Sunday");
         let hours = (0..24).filter(|hour| cron("* 0-12 * * *").matches(0, *hour, 1, 1, 0)).count();
-        assert_eq!(hours, 13, "both ends belong to a range");
+        assert_eq!(hours, 13, "both ends must belong to a range");
     }
 
     #[test]

@@ -26,8 +26,7 @@ pub(super) struct DriverContext {
     connect_infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
     /// Number of notifications so far.
     ///
-    /// Callers are notified when a reservation is possible again after a refusal, and when reservations are revoked. See
-    /// [`super::Scaler::capacity_changes`].
+    /// Callers are notified when a reservation is possible again after a refusal, and when a reservation is revoked.
     pub(super) capacity_changes: watch::Sender<u64>,
     /// Returns the time of the wall clock, in seconds since 1970.
     pub(super) wall_clock: fn() -> i64,
