@@ -218,7 +218,7 @@ impl Scaler {
         self.send(Event::PriceChanged { group, per_hour });
     }
 
-    /// Sets whether a group's provider has instances in stock. While it has none, the scaler requests none from it.
+    /// Sets whether a group's provider has instances in stock. The scaler requests none from a group without stock.
     pub fn set_stock(&self, group: GroupId, available: bool) {
         self.send(Event::StockChanged { group, available });
     }
@@ -245,7 +245,7 @@ impl Scaler {
 
     /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
     ///
-    /// `None` means that the scaler did not answer: in time, or because it was already shut down. The ledger then names the instances.
+    /// `None` means that the scaler did not answer in time, or had already shut down. The ledger then names the instances.
     ///
     /// No more slots are assigned. Waits up to `timeout` for leases to end and for deletions, and then up to ten seconds for the
     /// plugins to stop.

@@ -120,7 +120,7 @@ impl StartingInstance {
     /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// Returns [`ConnectInfoError`] if the plugin has no details of the instance or failed several times.
+    /// Returns [`ConnectInfoError`].
     pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.group_id, &self.id).await
     }

@@ -45,7 +45,7 @@ async fn v14_shutdown_waits_for_slow_deletion() {
     sleep_seconds(300).await;
     assert!(
         !shutdown.is_finished(),
-        "the shutdown did not wait for the deletion (gitlab-runner waits for ten seconds only)"
+        "the shutdown must wait for the deletion"
     );
     cloud.machines.lock().unwrap().clear();
     assert_eq!(shutdown.await.unwrap().unwrap(), []);
@@ -62,6 +62,6 @@ async fn v14_shutdown_returns_remaining_instances_after_timeout() {
     let elapsed = start.elapsed();
     assert!(
         elapsed <= Duration::from_secs(610),
-        "longer than the timeout of 600 s and 10 s for the plugins: {elapsed:?}"
+        "must be at most the timeout of 600 s and 10 s for the plugins: {elapsed:?}"
     );
 }
