@@ -21,8 +21,7 @@ const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum of the limit on the size of requests.
 ///
-/// A failure limits the size of requests, and each completely accepted request doubles the limit. The limit is removed once it
-/// exceeds this.
+/// A failure limits the size of requests, and each completely accepted request doubles the limit. A larger limit is removed.
 const MAX_SIZE_LIMIT: u32 = 1024;
 
 /// What the provider's answer to a request means for the next one.
