@@ -164,7 +164,7 @@ impl Scaler {
 
     /// Releases the unclaimed leases of an earlier manager process.
     ///
-    /// Their instances are deleted, unless [`Config::jobs_are_isolated`] is set.
+    /// Their instances are drained, unless [`Config::jobs_are_isolated`] is set.
     pub fn claims_complete(&self) {
         self.send(Event::ClaimsComplete);
     }

@@ -85,8 +85,6 @@ impl Leases {
     }
 
     /// Returns the tasks with leases from before a restart that no job has claimed, and forgets that they are unclaimed.
-    ///
-    /// The next call therefore does not return them again.
     pub(super) fn take_unclaimed(&mut self) -> BTreeSet<TaskKey> {
         std::mem::take(&mut self.unclaimed)
     }
