@@ -234,11 +234,7 @@ mod tests {
     #[test]
     fn s01_steps_keep_multiples_and_ranges_wrap() {
         assert_eq!(minutes("*/7"), [0, 7, 14, 21, 28, 35, 42, 49, 56]);
-        assert_eq!(
-            minutes("1-20/5"),
-            [5, 10, 15, 20],
-            "the values must be divisible by the step"
-        );
+        assert_eq!(minutes("1-20/5"), [5, 10, 15, 20], "the values must be divisible by the step");
         assert_eq!(minutes("0/5"), [0]);
         let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").matches(0, *hour, 1, 1, 0)).collect();
         assert_eq!(hours, [0, 1, 2, 3, 4, 22, 23]);

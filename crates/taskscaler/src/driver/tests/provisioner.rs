@@ -43,10 +43,7 @@ async fn v14_shutdown_waits_for_slow_deletion() {
     let scaler = scaler_with_deleting_instance(&cloud).await;
     let shutdown = tokio::spawn(async move { scaler.shutdown(Duration::from_secs(600)).await });
     sleep_seconds(300).await;
-    assert!(
-        !shutdown.is_finished(),
-        "the shutdown must wait for the deletion"
-    );
+    assert!(!shutdown.is_finished(), "the shutdown must wait for the deletion");
     cloud.machines.lock().unwrap().clear();
     assert_eq!(shutdown.await.unwrap().unwrap(), []);
 }

@@ -87,7 +87,10 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
     let start = Instant::now();
     scaler.shutdown(Duration::from_secs(1)).await;
     let elapsed = start.elapsed();
-    assert!(elapsed <= Duration::from_secs(11), "must be at most the timeout of 1 s and 10 s for the plugins: {elapsed:?}");
+    assert!(
+        elapsed <= Duration::from_secs(11),
+        "must be at most the timeout of 1 s and 10 s for the plugins: {elapsed:?}"
+    );
     assert!(scaler.status().await.is_none());
 }
 
