@@ -31,7 +31,7 @@ pub struct VaultOptions {
     pub timeout: Duration,
     /// Maximum number of times that a request is repeated if the server is not available. Defaults to 2.
     pub max_retries: u32,
-    /// Pause before a request is repeated for the first time. It doubles before each further repetition. Defaults to 1 s.
+    /// Pause before the first repetition of a request. The pause doubles before each further repetition. Defaults to 1 s.
     pub retry_delay: Duration,
 }
 

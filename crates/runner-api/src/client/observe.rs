@@ -15,8 +15,8 @@ pub struct EndedCall {
     pub endpoint: &'static str,
     /// HTTP method.
     pub method: &'static str,
-    /// Status of the response. `None` if there was no response, or an error over gRPC. For a response over gRPC, the status of the same
-    /// response over HTTP.
+    /// HTTP status of the response. A gRPC response has the status of the same response over HTTP. `None` means that there was no response,
+    /// or a gRPC error.
     pub status: Option<u16>,
     /// Time from sending the request to the response headers, or to the failure.
     ///

@@ -2,8 +2,8 @@
 //! certificate as the certificate of an authority (CA:TRUE).
 //!
 //! The default verification rejects a CA certificate as the certificate of a server. Go, and therefore
-//! gitlab-runner, accepts it if it is configured. This verifier does the same for exactly that certificate, if it is
-//! valid and matches the host name. Everything else follows the default verification.
+//! gitlab-runner, accepts a configured CA certificate. So does this verifier, if the certificate is valid and matches
+//! the host name. Everything else follows the default verification.
 
 use std::sync::Arc;
 

@@ -34,7 +34,7 @@ pub enum ConnectionAge {
     NoReuse,
 }
 
-/// Metadata of a file that changes with its content.
+/// Metadata of a file. A change of the content changes the metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,

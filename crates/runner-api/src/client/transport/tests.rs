@@ -1,4 +1,4 @@
-//! Tests connection age and certificate changes with servers that count connections.
+//! Tests connection age, certificates and cancellation with local servers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
