@@ -50,8 +50,8 @@ pub enum DiskError {
 }
 
 impl DiskLimit {
-    /// Runs the work of a step, and stops it if its directories hold more than the limit. Returns the result of the work, and the reason why the
-    /// step does not comply with the limit.
+    /// Runs the work of a step, and stops the work if the directories hold more than the limit. Returns the result of the work, and the reason
+    /// why the step does not comply with the limit.
     ///
     /// Warnings are written to `log`.
     pub(crate) async fn enforce<T, E>(

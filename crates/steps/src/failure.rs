@@ -29,7 +29,7 @@ pub enum Failure {
     /// A command of the job exited with this status.
     #[error("exit status {0}")]
     Exit(i32),
-    /// A command of the job in a container exited with this status. If a signal terminated it, the status is 128 plus the number of the
+    /// A command of the job in a container exited with this status. After a signal, the status is 128 plus the number of the
     /// signal. GitLab prints a different text for containers, and tools search logs for it (docs/spec/job-execution.md, section 1.9).
     #[error("exit code {0}")]
     ContainerExit(i32),
@@ -50,7 +50,7 @@ pub enum Failure {
     /// It counts as a failure of the script.
     #[error("{0}")]
     Step(String),
-    /// A login shell ended before it read the script. Contains a description of its end, and its exit status if it has one.
+    /// A login shell ended before it read the script. Contains how the shell ended, and its exit status if it has one.
     #[error(
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]

@@ -5,7 +5,7 @@
 //!          |
 //!          +-- failed:     later `on_success` steps are skipped
 //!          +-- canceled:   during a script: after_script and uploads still run; at other times: only cleanup
-//!          +-- timed out:  only cleanup
+//!          +-- timed out:  the script itself: as after a failure; otherwise: only cleanup
 //! ```
 
 mod beside;

@@ -109,7 +109,7 @@ impl JobProgress {
                 return;
             }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.is_finishing = true,
-            // After a timeout of the script, after_script still runs. After any other timeout, nothing can continue.
+            // After a timeout of the script, after_script still runs. After any other timeout, only cleanup steps run.
             Failure::StepTimeout(_) if !step.policy.allow_failure => self.is_finishing |= !in_script,
             _ => {}
         }

@@ -122,8 +122,9 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the record, or only its reference if the records of the other calls leave no space for it. The steps of a job could otherwise fill
-    /// the memory of the agent. Authors who run a step on their machine get complete records.
+    /// Returns the record, or only its reference if the records of the list have no space left.
+    ///
+    /// Without this limit, the steps of a job could fill the memory of the agent.
     pub(super) fn limited(&self, record: CallRecord) -> CallRecord {
         if self.development.is_some_and(|development| development.full_records) {
             return record;

@@ -352,7 +352,7 @@ impl<'a> UserSteps<'a> {
         UserSteps { stop, ..self.clone() }
     }
 
-    /// Returns the state for steps that run at the same time as others, with a separate log. From now on, neither sees the exports of the other.
+    /// Returns the state for steps that run at the same time as others, with a separate log and a copy of the exports.
     /// The kernel cannot count their traffic separately, so the traffic counts for the step around them.
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
