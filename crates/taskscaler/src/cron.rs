@@ -1,6 +1,6 @@
 //! Cron expressions, which define the periods in which a policy is active.
 //!
-//! An expression does not trigger anything: [`Cron::matches`] tests whether a minute belongs to it. It has five fields: minute,
+//! An expression does not trigger anything: [`Cron::matches`] tests whether it contains a minute. An expression has five fields: minute,
 //! hour, day, month and weekday. Each field is a list of values and ranges with an optional step, and all five must match. The
 //! syntax differs from crontab(5) in four points, because configuration files for gitlab-runner rely on them
 //! (docs/spec/fleeting.md, section 7.4): a step keeps the values that are divisible by it, a range can wrap around, day and

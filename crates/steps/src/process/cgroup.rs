@@ -37,8 +37,7 @@ pub(super) struct AgentCgroup {
 }
 
 impl AgentCgroup {
-    /// Creates the cgroup that contains the processes of all jobs. `None` means that the system does not permit one, or that its kernel is
-    /// too old.
+    /// Creates the cgroup that contains the processes of all jobs. `None` means that the system does not support or permit it.
     pub(super) fn for_processes() -> Option<Self> {
         let mount = mount_point(&procfs::read("/proc/self/mountinfo").ok()?)?;
         let own_path = procfs::read("/proc/self/cgroup").ok()?;
@@ -51,7 +50,7 @@ impl AgentCgroup {
         Some(created)
     }
 
-    /// Creates a cgroup inside the cgroup `parent`, after it has removed the cgroups of agents that no longer run.
+    /// Removes the cgroups of agents that no longer run, and creates a cgroup inside the cgroup `parent`.
     pub(super) fn create(parent: &Path) -> io::Result<Self> {
         remove_dead_agents(parent);
         for _ in 0..MAX_NAMES {
@@ -171,7 +170,7 @@ fn remove_dead_agents(parent: &Path) {
         if let Ok(directory) = File::open(&path)
             && directory.try_lock().is_ok()
         {
-            // The kernel refuses while there are processes in it.
+            // The kernel refuses while there are processes in the cgroup.
             Cgroup(path).remove();
         }
     }

@@ -25,7 +25,7 @@ use super::{Processes, procfs};
 
 /// Period of the CPU limit in microseconds. This is the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. The names of the cgroups of process sets begin with a number.
+/// Prefix of the names of rules' version 2 cgroups. The names of the cgroups of process sets begin with a number instead.
 const RULE_PREFIX: &str = "rule-";
 /// Number of rules with limits for which this process has created a cgroup. Makes the names unique.
 static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
