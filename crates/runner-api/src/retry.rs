@@ -82,7 +82,7 @@ impl Backoff {
     }
 }
 
-/// Retries a call until it succeeds, fails with an error that is not transient, or exhausts the attempts.
+/// Retries a call until it succeeds, fails with a permanent error, or exhausts the attempts.
 ///
 /// # Errors
 /// Returns the last error of `call`.

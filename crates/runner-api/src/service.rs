@@ -118,8 +118,9 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError>;
     /// `POST /jobs/request`. Holds the call until there is a job or the long poll ends.
     async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError>;
-    /// Returns true if a request with the same idempotency key gets the same job again, so that a lost response loses no
-    /// job. Responses to job requests announce this.
+    /// Returns true if a request with the same idempotency key gets the same job again.
+    ///
+    /// A lost response then loses no job. Responses to job requests announce this.
     fn repeats_assignments(&self) -> bool {
         false
     }

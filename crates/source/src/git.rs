@@ -62,7 +62,9 @@ impl Git {
         command
     }
 
-    /// Returns a command that connects to servers, with the user's settings for SSH, password prompts and proxies.
+    /// Returns a command that may connect to servers.
+    ///
+    /// It has the user's settings for SSH, password prompts and proxies.
     ///
     /// `login` is a URL prefix and the `user:password` for it. Neither appears in the arguments of a process.
     pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
@@ -140,7 +142,7 @@ impl Git {
     }
 }
 
-/// Returns whether a `GIT_*` variable is preserved, because it does not change the repository that git uses.
+/// Returns whether a `GIT_*` variable is preserved. It does not change the repository that git uses.
 fn is_preserved(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"

@@ -81,7 +81,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is created if necessary.
+    /// Stores a snapshot of the working tree around `directory` in the bare repository `store`.
+    ///
+    /// Creates the store if necessary.
     ///
     /// The snapshot contains the current content of tracked files, and untracked files that are not ignored. Submodules are links to
     /// their commits. The same content on the same commit has the same ID.
@@ -126,7 +128,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Writes `refs/pipelines/<pipeline>`, and the branch or tag of the pipeline, so that jobs can fetch them.
+    /// Writes the refs that jobs fetch: `refs/pipelines/<pipeline>`, and the pipeline's branch or tag.
     ///
     /// # Errors
     /// [`SnapshotError::Store`] if the store cannot be written.
@@ -266,7 +268,7 @@ impl Snapshot {
         self.commit("@{upstream}")
     }
 
-    /// Returns the values of the git configuration whose lower-case names match the regular expression `pattern`.
+    /// Returns the git settings whose lower-case names match the regular expression `pattern`.
     ///
     /// Later values of the same name take precedence.
     #[must_use]

@@ -43,8 +43,9 @@ pub trait Builtin<J>: Send + Sync {
         None
     }
 
-    /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
-    /// nothing needs to be cleared.
+    /// Returns name and title of the log section for [`Builtin::clear`].
+    ///
+    /// `None` means that nothing needs to be cleared before the second attempt.
     fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         None
     }
@@ -63,7 +64,9 @@ pub trait Builtin<J>: Send + Sync {
         false
     }
 
-    /// Removes what a killed agent left of the step, except temporary files and the processes that are recorded with the job.
+    /// Removes what a killed agent left of the step.
+    ///
+    /// Leaves temporary files and the processes that are recorded with the job.
     ///
     /// # Errors
     /// The removal failed. The agent writes the [`Failure`] to its own log.
@@ -110,7 +113,9 @@ pub trait DelegateTarget<J>: Send + Sync {
         stop: &StopToken,
     ) -> Result<Box<dyn OpenTarget>, Failure>;
 
-    /// Removes what a killed agent may have left of the environment, except the processes that are recorded with the job.
+    /// Removes what a killed agent may have left of the environment.
+    ///
+    /// Leaves the processes that are recorded with the job.
     ///
     /// # Errors
     /// [`Failure::Configuration`] if no attempt can succeed. After any other error, another attempt may succeed.
@@ -280,7 +285,9 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the built-in steps among this step and the steps inside it, except replaced steps and steps that run at another agent.
+    /// Returns the built-in steps among this step and the steps inside it.
+    ///
+    /// Omits replaced steps and steps that run at another agent.
     #[must_use]
     pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
         match &self.call {

@@ -140,7 +140,7 @@ impl Failure {
         })
     }
 
-    /// Converts the failure of a step that the operator added to a failure of the runner, unless the job was stopped.
+    /// Converts the failure of an operator's step to a failure of the runner, unless the job was stopped.
     #[must_use]
     pub fn in_operator_step(self, step: &str) -> Self {
         match self {
@@ -151,8 +151,9 @@ impl Failure {
         }
     }
 
-    /// Converts the failure of a step that the operator put in place of a built-in step to a failure of the runner, unless the job was
-    /// stopped.
+    /// Converts the failure of a step that replaces a built-in step to a failure of the runner.
+    ///
+    /// Does not change the failure if the job was stopped.
     #[must_use]
     pub fn in_replacement(self, builtin: &str, step: &str) -> Self {
         match self {

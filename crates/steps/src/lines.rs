@@ -121,7 +121,7 @@ fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
     }
 }
 
-/// Returns the outputs in an output file, checked against what the step declares and completed with its defaults.
+/// Returns the outputs in an output file, checked against the declarations and completed with defaults.
 pub(crate) fn outputs(text: &str, declared: &Outputs, quotes_file: bool) -> Result<Map<String, Value>, ValueFileError> {
     let Outputs::Declared(declared) = declared else {
         let data = quotes_file.then(|| text.to_owned());

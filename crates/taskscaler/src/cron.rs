@@ -130,7 +130,7 @@ impl Cron {
 }
 
 impl Cron {
-    /// Returns true if the expression matches no minute of any year, for example because it requires February 30.
+    /// Returns true if the expression matches no minute of any year. Example: it requires February 30.
     #[must_use]
     pub fn never_matches(&self) -> bool {
         /// Days of each month in a leap year.

@@ -30,8 +30,9 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// Uses `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key` in `directory` for files that are not set, if they
-    /// exist.
+    /// Sets the files that are not set to the files for `host` in `directory`, if those exist.
+    ///
+    /// Their names are `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key`.
     #[must_use]
     pub fn or_from(self, directory: &Path, host: &str) -> Self {
         let found = |suffix: &str| Some(directory.join(format!("{host}{suffix}"))).filter(|path| path.is_file());

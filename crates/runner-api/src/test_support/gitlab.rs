@@ -88,7 +88,7 @@ impl MemoryCoordinator {
         assert!(waited.is_ok(), "{now} requests instead of {count} were forwarded and not answered");
     }
 
-    /// Waits until no job is being selected, and an update or a part of the trace has arrived for every assigned job.
+    /// Waits until no job is being selected, and every assigned job has sent an update or a part of the trace.
     ///
     /// A manager stores a job before it sends an update or a trace.
     ///

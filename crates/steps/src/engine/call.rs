@@ -206,7 +206,7 @@ impl UserSteps<'_> {
         Some(StepReference::Local { path: path.to_string_lossy().into_owned() })
     }
 
-    /// Checks a reference without expressions before the first step of its sequence runs (docs/spec/steps.md, section 1.5).
+    /// Checks a reference without expressions before its sequence starts (docs/spec/steps.md, section 1.5).
     ///
     /// # Errors
     /// The reference has a form that cannot be called.

@@ -63,7 +63,7 @@ impl MaskedLog {
         Arc::clone(&self.inner)
     }
 
-    /// Returns a log that writes to `inner` and masks the values of this log, including values that are added to this log later.
+    /// Returns a log that writes to `inner` and masks the same values, including those added later.
     pub(super) fn with_same_values(&self, inner: Arc<dyn Log>) -> Self {
         Self { inner, sensitive: Arc::clone(&self.sensitive), output: Mutex::default() }
     }

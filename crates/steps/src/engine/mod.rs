@@ -65,7 +65,9 @@ pub use settings::SettingError;
 pub use used_steps::{Reader, UsedSteps};
 pub use user_steps::StepError;
 
-/// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).
+/// First and longest delay between two attempts of a step, if the plan has none.
+///
+/// See docs/spec/job-execution.md, section 1.4.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// Access to the job whose steps the engine executes.

@@ -23,8 +23,9 @@ use crate::style;
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 pub(super) const MAX_ATTEMPTS: u32 = 10;
 
-/// Returns the setting that limits the time of a step in addition to the timeout of the job, as the end of a sentence. Empty if there is
-/// none.
+/// Returns the end of a sentence that names the setting for the timeout of a step.
+///
+/// Empty if there is no such setting.
 fn timeout_setting(step: &str) -> &'static str {
     match step {
         "after_script" => ", or RUNNER_AFTER_SCRIPT_TIMEOUT",
@@ -104,7 +105,7 @@ impl<J: Job> Engine<J> {
         (result, attempts.number)
     }
 
-    /// Removes what the first attempt left behind, in a separate section (docs/spec/job-execution.md, section 1.4).
+    /// Clears what the first attempt left, in a separate section (docs/spec/job-execution.md, section 1.4).
     async fn clear(&self, step: &Step<J>, stop: &StopToken) -> Result<(), Failure> {
         let (Call::Builtin(builtin) | Call::Replaced(builtin, _)) = &step.call else { return Ok(()) };
         let Some((name, title)) = builtin.clear_section() else { return Ok(()) };

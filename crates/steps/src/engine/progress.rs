@@ -15,7 +15,7 @@ pub(super) struct JobProgress {
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
     is_finishing: bool,
-    /// Whether the artifacts must not be uploaded, because an operator's step that checks or signs them failed.
+    /// Whether an operator's step that checks or signs the artifacts failed, so that none are uploaded.
     refuses_upload: bool,
     /// Whether the user's script has started.
     script_started: bool,

@@ -167,8 +167,9 @@ impl UserSteps<'_> {
         self.settings.is_debug || self.on_results.is_some()
     }
 
-    /// Passes the results to their receiver, or else writes them to the results file, without sensitive values. If this fails, the result
-    /// of the job does not change.
+    /// Passes the results, without sensitive values, to their receiver or else to the results file.
+    ///
+    /// If this fails, the result of the job does not change.
     pub(super) async fn write_results(&self, result: &StepResult) {
         let dir = self.work_dir.to_owned();
         let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));

@@ -352,8 +352,9 @@ impl<'a> UserSteps<'a> {
         UserSteps { stop, ..self.clone() }
     }
 
-    /// Returns the state for steps that run at the same time as others, with a separate log and a copy of the exports.
-    /// The kernel cannot count their traffic separately, so the traffic counts for the step around them.
+    /// Returns the state for steps that run at the same time as others.
+    ///
+    /// It has a separate log and a copy of the exports. The kernel cannot count their traffic separately, so the traffic counts for the step around them.
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }

@@ -31,8 +31,9 @@ const RULE_PREFIX: &str = "rule-";
 static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
-    /// Rules whose limits apply to the processes that are started now, from the outermost step to the innermost. Not set for processes
-    /// without limits.
+    /// Rules that limit the processes that are started now, from the outermost step to the innermost.
+    ///
+    /// Not set for processes without limits.
     static RULES: Vec<usize>;
 }
 
@@ -68,7 +69,7 @@ pub enum LimitError {
 pub(super) struct JobLimits {
     /// Limits of all processes of the author. `None` means that there are none.
     all: Option<Arc<Limits>>,
-    /// Limits of steps, by the positions of the rules that allow the calling steps and the step itself, outermost first.
+    /// Limits of steps, by the positions of the rules for the calling steps and the step, outermost first.
     by_rules: HashMap<Vec<usize>, Arc<Limits>>,
 }
 
@@ -194,7 +195,7 @@ impl Limits {
 }
 
 impl JobLimits {
-    /// Prepares the limits of a step in addition to the limits of the steps that call it, unless that was done before.
+    /// Prepares the limits of the last rule in addition to those of the others, unless they are prepared.
     fn prepare_rules(&mut self, rules: &[usize], limits: &StepLimits, job: Option<&Cgroup>) -> Result<(), LimitError> {
         if self.by_rules.contains_key(rules) {
             return Ok(());
@@ -226,7 +227,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Checks whether the kernel permits the limits of a rule, in addition to the limits of [`Processes::set_limits`].
+    /// Checks whether the kernel permits a rule's limits in addition to those of [`Processes::set_limits`].
     ///
     /// # Errors
     /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
@@ -234,7 +235,7 @@ impl Processes {
         self.limits.lock().prepare_rules(&[rule], limits, self.cgroup.as_ref())
     }
 
-    /// Runs work whose processes also have the limits of the rule at this position, in addition to the limits of the work around it.
+    /// Runs work with the limits of the rule at this position, in addition to the limits that apply already.
     ///
     /// # Errors
     /// [`LimitError`] if the kernel does not permit a limit. The work was not started then.
@@ -259,7 +260,7 @@ impl Processes {
         limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
     }
 
-    /// Returns whether a process that is started now has no network, because of the limits of the work around it.
+    /// Returns whether the current limits leave a process that is started now without a network.
     #[must_use]
     pub fn have_no_network_now(&self) -> bool {
         self.current_limits().is_some_and(|limits| limits.values.no_network)

@@ -164,7 +164,9 @@ impl Drop for ProcessManager {
     }
 }
 
-/// Looks up a program in the agent's `PATH`, then in the usual directories (docs/spec/job-execution.md, section 4.2).
+/// Looks up a program in the agent's `PATH`, then in the usual directories.
+///
+/// See docs/spec/job-execution.md, section 4.2.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     find_in(&std::env::var_os("PATH").unwrap_or_default(), name)
@@ -270,7 +272,7 @@ impl Processes {
         self.environment.extend(more);
     }
 
-    /// Keeps only the variables for which `is_kept` returns true in the environment of processes that are started later.
+    /// Removes the variables for which `is_kept` returns false from the environment of later processes.
     pub fn retain_environment(&mut self, is_kept: impl Fn(&OsStr) -> bool) {
         self.environment.retain(|(key, _)| is_kept(key));
     }
@@ -295,7 +297,9 @@ impl Processes {
         Ok(())
     }
 
-    /// Adds the usage of a process that has ended, or is about to be terminated, to the usage of the job and of the current step.
+    /// Adds the usage of a process to the usage of the job and of the current step.
+    ///
+    /// The process has ended, or is about to be terminated.
     fn count(&self, usage: Usage) {
         self.usage.lock().add(usage);
         usage::add_to_step(usage);

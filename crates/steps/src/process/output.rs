@@ -14,11 +14,13 @@ use tokio::time::timeout;
 
 use crate::log::{Log, Stream};
 
-/// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md, section 1.4).
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without output after which a step is complete, even if a child such as a background server still has the pipe open.
+/// Maximum time to wait for output after a process has ended, if its children keep printing.
 ///
-/// Later output is still written to the log.
+/// See docs/spec/steps.md, section 1.4.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without output after which a step is complete.
+///
+/// A child such as a background server may still have the pipe open. Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once.
 const READ_BUFFER_BYTES: usize = 256 * 1024;

@@ -122,8 +122,9 @@ impl Processes {
         if roots.is_empty() { Vec::new() } else { procfs::with_all_descendants(roots) }
     }
 
-    /// Collects the exit status of the job's orphans as they exit, so that a long script does not fill the process table. Adds their usage to
-    /// the job's.
+    /// Collects the exit status of the job's orphans as they exit, and adds their usage to the job's.
+    ///
+    /// Otherwise a long script could fill the process table.
     pub(super) async fn reap_exited_orphans(&self) -> Infallible {
         let mut exits = match signal(SignalKind::child()) {
             Ok(exits) if self.manager.is_subreaper => exits,

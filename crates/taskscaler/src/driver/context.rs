@@ -15,7 +15,7 @@ use crate::types::GroupId;
 /// Minimum remaining validity of cached connection details, in seconds (docs/spec/fleeting.md, section 2.4).
 const MIN_VALIDITY_S: i64 = 10;
 
-/// Maximum number of attempts to get the connection details of an instance if the plugin is down, exits or times out.
+/// Maximum attempts to get connection details while the plugin is down, exits or times out.
 const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;
 const CONNECT_INFO_RETRY_DELAY: Duration = Duration::from_secs(1);
 

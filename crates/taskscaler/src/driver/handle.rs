@@ -131,7 +131,7 @@ impl Scaler {
         answer.await.map_err(|_| None)?.map_err(Some)
     }
 
-    /// Returns a receiver that changes when a reservation is possible again after [`Self::reserve`] refused one.
+    /// Returns a receiver that changes when [`Self::reserve`] can succeed again after a refusal.
     ///
     /// It also changes when reservations are revoked ([`Reservation::is_revoked`]).
     #[must_use]
@@ -186,7 +186,9 @@ impl Scaler {
         self.send(Event::Drain);
     }
 
-    /// Makes [`Self::shutdown`] delete all instances regardless of the configuration, because no later start uses the ledger.
+    /// Makes [`Self::shutdown`] delete all instances regardless of the configuration.
+    ///
+    /// For a scaler whose ledger no later start uses.
     pub fn delete_all_on_shutdown(&self) {
         self.send(Event::DeleteAllOnStop);
     }

@@ -306,9 +306,9 @@ impl LeaseHandle {
         answer.await.ok()
     }
 
-    /// Ends the lease and suspends the instance for a later job of `owner`, which resumes it by the lease's key.
+    /// Ends the lease, and suspends the instance for a later job of `owner`.
     ///
-    /// Returns once the ledger contains the change. `None` means that the scaler has shut down.
+    /// The later job resumes it by the lease's key. Returns once the ledger contains the change. `None` means that the scaler has shut down.
     pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Environment(EnvironmentCommand::Suspend {
@@ -319,7 +319,7 @@ impl LeaseHandle {
         answer.await.ok()
     }
 
-    /// Drops the handle without releasing the slots, so that the next start of the manager can claim the lease.
+    /// Drops the handle without releasing the slots. The next start of the manager can claim the lease.
     pub fn leave_to_next_start(mut self) {
         self.is_detached = true;
     }

@@ -7,11 +7,13 @@ use crate::decision::ScaleUpBlock;
 use crate::throttle::{Backoff, TokenBucket};
 use crate::time::Time;
 
-/// Maximum number of `Increase` calls per second, regardless of `scale_throttle` (invariant I6, docs/explanation/taskscaler.md).
+/// Maximum number of `Increase` calls per second, regardless of `scale_throttle`.
+///
+/// See invariant I6 in docs/explanation/taskscaler.md.
 const CALLS_PER_SECOND: f64 = 10.0;
 /// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
-/// Number of consecutive instances that did not become ready, after which instances are requested one at a time.
+/// Consecutive instances that did not become ready, after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
 /// First pause after the provider accepted fewer instances than requested.
 ///

@@ -1,7 +1,7 @@
 //! Holds an instance for a starved request: a request for several slots that waits while smaller requests are served.
 //!
 //! Free slots are assigned to the oldest request that fits. A request for several slots is thus overtaken while no instance has
-//! enough free slots. After [`STARVATION_TIMEOUT`], an instance is held for it: the instance gets no other job until the request fits.
+//! enough free slots. After [`STARVATION_TIMEOUT`], an instance is held for the request. This instance gets no other job until the request fits.
 //! At most one instance is held at a time.
 
 use std::time::Duration;

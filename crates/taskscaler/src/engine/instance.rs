@@ -42,7 +42,7 @@ pub(super) enum InstancePhase {
     Draining(RemovalReason),
     /// The instance is being deleted.
     Deleting(Deleting),
-    /// The instance is being suspended, suspended or being resumed, with an environment that a job has saved for a later one.
+    /// The instance is being suspended, suspended or being resumed. It has the environment that a job saved.
     Suspended(Suspension),
     /// An operator cordoned the instance: it gets no new jobs and is not deleted.
     Cordoned {

@@ -294,7 +294,7 @@ impl Engine {
 
     /// Requests the environment of this name for `key`, and releases the reservation of `key`.
     ///
-    /// Within five minutes, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
+    /// Later, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
     ///
     /// # Errors
     /// The [`ResumeError`] that explains why the environment cannot be resumed.

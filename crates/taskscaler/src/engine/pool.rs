@@ -308,7 +308,9 @@ impl Pool {
         self.groups.get(group.0)?.idle.first().copied()
     }
 
-    /// Returns up to `max` instances that have been idle for `idle_time`, and since when, the longest idle first.
+    /// Returns up to `max` instances that have been idle for `idle_time`, the longest idle first.
+    ///
+    /// The [`Time`] is when the instance became idle.
     pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, max: usize) -> Vec<(Time, Index)> {
         let idle = self.groups.get(group.0).into_iter().flat_map(|group| &group.idle);
         idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(max).copied().collect()

@@ -168,8 +168,9 @@ async fn deferred_tls_client_waits_for_its_certificates() {
     server.abort();
 }
 
-/// A job can write to the directory of its certificates, so anything except a regular file of moderate size is
-/// rejected.
+/// Only a regular file of moderate size is read.
+///
+/// A job can write to the directory of its certificates.
 #[tokio::test]
 async fn certificates_are_read_from_regular_files_only() {
     let directory = tempfile::tempdir().unwrap();

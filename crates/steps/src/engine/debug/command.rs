@@ -16,7 +16,7 @@ use crate::log::{Log, Stream};
 use crate::process::{Command, ProcessEnd, Processes};
 use crate::stop::StopToken;
 
-/// Size of a command's output in bytes, after which further output is dropped, so that it does not fill the agent's memory.
+/// Maximum output of a command in bytes. Further output is dropped, so that it does not fill the agent's memory.
 const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Event of a command.
