@@ -12,15 +12,14 @@ mod rpc {
     tonic::include_proto!("gitlab.agent.job_router.rpc");
 }
 
-/// Muster's addition to HTTP responses to job requests: the coordinator also serves them over gRPC, at the same address.
+/// Muster's header of responses to job requests over HTTP. Announces gRPC at the same address.
 pub(crate) const TRANSPORT_HEADER: &str = "x-muster-job-requests";
 /// Value of [`TRANSPORT_HEADER`].
 pub(crate) const GRPC: &str = "grpc";
 
 /// Returns the gRPC code for the status of an HTTP response.
 ///
-/// Only errors of the request have a dedicated code. gitlab-runner considers a runner unhealthy after any code except `UNAVAILABLE` and a few
-/// others. Muster's client repeats the request over HTTP after every code, because a proxy can have sent it.
+/// Most errors become `UNAVAILABLE`, because gitlab-runner considers a runner unhealthy after most other codes.
 pub(crate) fn code(status: StatusCode) -> Code {
     match status {
         StatusCode::FORBIDDEN => Code::PermissionDenied,

@@ -6,8 +6,6 @@
 //!
 //! Jobs are requested over HTTP, or over gRPC if the coordinator announces it (docs/spec/runner-api.md, section 7). All other calls use HTTP.
 //!
-//! All communication between managers and coordinators uses this crate, also in `muster ci`.
-//!
 //! Invariants: every call for a job is safe to retry. Tokens never appear in errors or logs. The crate keeps no state of
 //! jobs.
 

@@ -91,10 +91,9 @@ pub struct JobPayload {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MusterExtension {
-    /// Path of a bare repository on this machine that contains the commit, so that the checkout needs no network.
+    /// Path of a bare repository on this machine that contains the commit. The checkout then needs no network.
     pub local_repository: Option<String>,
-    /// Minimum interval between trace uploads in milliseconds. A job without output sends an update after ten times this
-    /// interval, or after one second if that is longer. The response to an update also reports a cancellation.
+    /// Minimum interval between trace uploads in milliseconds.
     pub trace_interval_ms: Option<u64>,
     /// Whether the coordinator accepts the result tree in the final update.
     pub result_tree: bool,
@@ -110,7 +109,7 @@ impl JobPayload {
     /// Decodes a payload.
     ///
     /// If the payload is invalid but its ID and token can be read, returns a job with the reason
-    /// ([`Self::decode_error`]). The coordinator has assigned it, so it must be reported.
+    /// ([`Self::decode_error`]), so that the assigned job can be reported as failed.
     ///
     /// # Errors
     /// Returns the reason, such as the position of the error, but never a value of the payload, because it may be a secret.
@@ -142,7 +141,7 @@ impl JobPayload {
         Some(payload)
     }
 
-    /// Returns the reason why the payload could not be decoded. Such a job can only be reported.
+    /// Returns the reason why the payload could not be decoded. Such a job is only reported as failed.
     #[must_use]
     pub fn decode_error(&self) -> Option<&str> {
         self.muster.as_ref()?.decode_error.as_deref()

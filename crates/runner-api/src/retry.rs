@@ -1,8 +1,7 @@
 //! Retry policy for calls of the runner API: which errors to retry, and how long to wait.
 //!
 //! Waits double up to a maximum. Each wait is shortened by a random part of up to a half, so that many callers do not
-//! retry at the same time. The server's `Retry-After` is a minimum. Uses tokio's clock, which tests can pause, and a
-//! seeded random generator.
+//! retry at the same time. The server's `Retry-After` is a minimum.
 
 use std::time::Duration;
 
@@ -26,11 +25,9 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Eight attempts within about 25 s, unless the server requires longer waits. For calls whose caller waits for the
-    /// result.
+    /// Eight attempts with waits of at most 25 s in total, unless the server requires longer waits.
     pub const SHORT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(20), attempts: Some(8) };
-    /// Unlimited attempts, up to a minute apart, for reports that must not be lost (docs/spec/life-of-a-job.md, rule
-    /// R5).
+    /// Unlimited attempts, for reports that must not be lost (docs/spec/life-of-a-job.md, rule R5).
     pub const UNTIL_ACKNOWLEDGED: Self =
         Self { first: Duration::from_millis(200), cap: Duration::from_secs(60), attempts: None };
 }
@@ -56,7 +53,7 @@ impl Backoff {
         Self { policy, failures: 0, rng: SmallRng::seed_from_u64(seed) }
     }
 
-    /// Returns the number of failures since the last success.
+    /// Returns the number of failures since the last reset.
     #[must_use]
     pub fn failures(&self) -> u32 {
         self.failures
@@ -67,7 +64,7 @@ impl Backoff {
         self.policy.cap = cap;
     }
 
-    /// Resets the sequence after a success.
+    /// Restarts the sequence, for example after a success.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
@@ -85,8 +82,7 @@ impl Backoff {
     }
 }
 
-/// Retries a call until it succeeds, fails with an error that is not transient, or exhausts the attempts. Cancel-safe
-/// between calls.
+/// Retries a call until it succeeds, fails with a permanent error, or exhausts the attempts.
 ///
 /// # Errors
 /// Returns the last error of `call`.
@@ -119,7 +115,7 @@ mod tests {
             let wait = backoff.next_wait(None).map(|wait| wait.as_secs_f64()).unwrap();
             assert!((full / 2.0..=full).contains(&wait), "{wait} is not in the upper half of {full}");
         }
-        assert_eq!(backoff.next_wait(None), None, "the sixth failure is the last");
+        assert_eq!(backoff.next_wait(None), None, "the sixth failure must be the last");
     }
 
     #[test]

@@ -16,10 +16,10 @@ use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, 
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// 403: the token is unknown or does not belong to the job (docs/spec/runner-api.md, section 9.2: never 401, and
-    /// never 404 for jobs). `status` becomes `Job-Status` if the job is known, so that old and new runners stop it.
+    /// never 404 for jobs).
     #[error("the token is not valid for this call")]
     Forbidden {
-        /// Status of the job, if the caller may know it.
+        /// Value of the header `Job-Status`, if the caller may know it.
         status: Option<JobStatus>,
     },
     /// 404.
@@ -48,9 +48,9 @@ pub enum ServiceError {
 /// Result of a job request.
 #[derive(Debug)]
 pub struct JobRequestAnswer {
-    /// The job, if there is one.
+    /// The assigned job. `None` means that no job is available.
     pub job: Option<Box<JobPayload>>,
-    /// `X-GitLab-Last-Update`, read before the queue was searched.
+    /// Version of the queue (`X-GitLab-Last-Update`). Empty means no header.
     pub last_update: String,
 }
 
@@ -108,8 +108,7 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError>;
     /// `POST /runners/reset_authentication_token`.
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError>;
-    /// `POST /runners/:id/reset_authentication_token`, with a personal access token. A coordinator without users does
-    /// not support it.
+    /// `POST /runners/:id/reset_authentication_token`, with a personal access token. Rejects all tokens by default.
     async fn reset_token_with_pat(&self, _runner: i64, _pat: String) -> Result<RunnerCredentials, ServiceError> {
         Err(ServiceError::Forbidden { status: None })
     }
@@ -119,8 +118,9 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError>;
     /// `POST /jobs/request`. Holds the call until there is a job or the long poll ends.
     async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError>;
-    /// Returns true if a request with the same idempotency key gets the same job again, so that a lost response loses no
-    /// job. Each response to a job request announces this.
+    /// Returns true if a request with the same idempotency key gets the same job again.
+    ///
+    /// A lost response then loses no job. Responses to job requests announce this.
     fn repeats_assignments(&self) -> bool {
         false
     }

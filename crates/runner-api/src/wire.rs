@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Muster's addition to responses to job requests: whether [`JobRequest::idempotency_key`] has an effect.
+/// Muster's header of responses to job requests: whether [`JobRequest::idempotency_key`] has an effect.
 pub const IDEMPOTENCY_HEADER: &str = "x-muster-idempotency-key";
 /// Value of [`IDEMPOTENCY_HEADER`] if the coordinator returns the same job again for the same key.
 pub const IDEMPOTENCY_HONORED: &str = "honored";
@@ -32,7 +32,7 @@ pub struct RegisterRequest {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunnerCredentials {
-    /// ID of the runner, greater than 0.
+    /// ID of the runner.
     pub id: i64,
     /// Authentication token of the runner.
     pub token: String,

@@ -114,7 +114,7 @@ pub enum VaultError {
         /// Answer of the server.
         answer: String,
     },
-    /// The server has no such secret.
+    /// The server has no such secret or field.
     #[error(
         "secret not found: the Vault server {url} has {missing}{namespace}; check the path and the engine of the secret"
     )]
@@ -155,7 +155,7 @@ impl VaultError {
         matches!(self, Self::Unreachable { .. } | Self::Timeout { .. } | Self::Unavailable { .. })
     }
 
-    /// Returns whether the server has no such secret.
+    /// Returns whether the server has no such secret or field.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })

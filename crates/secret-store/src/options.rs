@@ -21,7 +21,7 @@ const MAX_RETRIES: &str = "VAULT_MAX_RETRIES";
 pub struct VaultOptions {
     /// File with certificates of authorities to trust, in addition to the machine's certificates.
     pub ca_file: Option<PathBuf>,
-    /// Directory with files of certificates of authorities to trust. Ignored if `ca_file` is set.
+    /// Directory with certificate files of authorities to trust. Ignored if `ca_file` is set.
     pub ca_directory: Option<PathBuf>,
     /// Files with the certificate and the private key of the client.
     pub client_certificate: Option<(PathBuf, PathBuf)>,
@@ -29,9 +29,9 @@ pub struct VaultOptions {
     pub skip_verify: bool,
     /// Maximum time of one request. Defaults to 60 s.
     pub timeout: Duration,
-    /// Number of times that a request is repeated if the server is not available. Defaults to 2.
+    /// Maximum number of times that a request is repeated if the server is not available. Defaults to 2.
     pub max_retries: u32,
-    /// Pause before a request is repeated for the first time. It doubles before each further repetition. Defaults to 1 s.
+    /// Pause before the first repetition of a request. The pause doubles before each further repetition. Defaults to 1 s.
     pub retry_delay: Duration,
 }
 
@@ -85,7 +85,7 @@ impl VaultOptions {
         Ok(options)
     }
 
-    /// Returns a client with these options. The files are read for each client, because certificates are replaced while a manager runs.
+    /// Returns a client with these options. Reads the files again for each client, because they may change.
     pub(crate) async fn client(&self) -> Result<reqwest::Client, VaultError> {
         let builder = reqwest::Client::builder().http1_only().timeout(self.timeout);
         // Redirects are followed by [`crate::transport`], which knows where a token may be sent.

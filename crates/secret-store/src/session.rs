@@ -112,9 +112,7 @@ impl VaultSecret {
         Ok(format!("{engine}{data}/{path}"))
     }
 
-    /// Returns the fields of the secret in the answer.
-    ///
-    /// `None` if there are none, for example because its current version is deleted.
+    /// Returns the fields of the secret in the answer. `None` if the answer has no fields.
     fn fields<'a>(&self, answer: &'a Answer) -> Option<&'a Map<String, Value>> {
         let data = answer.body.get("data")?;
         let data = if self.engine.name == "kv-v2" { data.get("data")? } else { data };

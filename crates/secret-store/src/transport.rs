@@ -10,9 +10,9 @@ use url::Url;
 
 use crate::VaultError;
 
-/// Maximum size of an answer. Vault's own limit for a request is 32 MiB, but a variable of a job cannot be that long.
+/// Maximum size of an answer in bytes.
 const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
-/// Maximum length of the server's text in an error.
+/// Maximum length of each text of the server in an error, in characters.
 const MAX_TEXT_CHARS: usize = 500;
 const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
 const TOKEN: HeaderName = HeaderName::from_static("x-vault-token");
@@ -44,7 +44,6 @@ fn one_line(text: &str) -> String {
     text.chars().take(MAX_TEXT_CHARS).collect()
 }
 
-/// A server.
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) client: reqwest::Client,

@@ -53,7 +53,7 @@ impl BlobReader {
 
 impl Drop for BlobReader {
     fn drop(&mut self) {
-        // The process ends when its input is closed. Kill it in case it does not, and wait for it to avoid a zombie.
+        // Waiting for the process avoids a zombie.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

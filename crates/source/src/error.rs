@@ -36,9 +36,9 @@ pub enum SnapshotError {
         /// The repository.
         path: PathBuf,
     },
-    /// The branch has no commits yet.
+    /// The current branch has no commits yet.
     #[error(
-        "the repository `{}` has no commits yet; a pipeline runs on a commit: run `git commit` first",
+        "the current branch of `{}` has no commits yet; a pipeline runs on a commit: run `git commit` first",
         path.display()
     )]
     NoCommits {

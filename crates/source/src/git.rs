@@ -39,8 +39,8 @@ impl Git {
 
     /// Returns the command without starting it.
     ///
-    /// The command does not prompt in the terminal, takes no optional locks, prints English messages, and ignores `GIT_*`
-    /// variables that a hook or an alias of the user's git has set.
+    /// The command does not prompt in the terminal, takes no optional locks, prints English messages, and ignores most
+    /// `GIT_*` variables, because a hook or an alias may have set them.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
@@ -62,7 +62,9 @@ impl Git {
         command
     }
 
-    /// Returns a command that connects to servers, with the user's settings for SSH, password prompts and proxies.
+    /// Returns a command that may connect to servers.
+    ///
+    /// It has the user's settings for SSH, password prompts and proxies.
     ///
     /// `login` is a URL prefix and the `user:password` for it. Neither appears in the arguments of a process.
     pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
@@ -140,7 +142,7 @@ impl Git {
     }
 }
 
-/// Returns whether a `GIT_*` variable is preserved, because it does not change the repository that git uses.
+/// Returns whether a `GIT_*` variable is preserved. It does not change the repository that git uses.
 fn is_preserved(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"
@@ -174,7 +176,7 @@ pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
     output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
 }
 
-/// Converts output to one line of text.
+/// Converts output to text without the line break at the end.
 #[must_use]
 pub fn line(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()

@@ -32,7 +32,7 @@ const MAX_REQUEST_BYTES: usize = 64 << 20;
 pub struct GitServer {
     /// Path of the bare repository.
     pub repository: PathBuf,
-    /// Path of the project, `group/app`. Served with and without `.git`.
+    /// Path of the project, such as `group/app`. Served with and without `.git`.
     pub project_path: String,
     /// Checks the token of a job.
     pub check_token: CheckToken,

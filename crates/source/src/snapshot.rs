@@ -81,7 +81,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is created if necessary.
+    /// Stores a snapshot of the working tree around `directory` in the bare repository `store`.
+    ///
+    /// Creates the store if necessary.
     ///
     /// The snapshot contains the current content of tracked files, and untracked files that are not ignored. Submodules are links to
     /// their commits. The same content on the same commit has the same ID.
@@ -126,7 +128,7 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Writes `refs/pipelines/<pipeline>`, and the branch or tag of the pipeline, so that jobs can fetch them.
+    /// Writes the refs that jobs fetch: `refs/pipelines/<pipeline>`, and the pipeline's branch or tag.
     ///
     /// # Errors
     /// [`SnapshotError::Store`] if the store cannot be written.
@@ -194,7 +196,7 @@ impl Snapshot {
     /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file is listed under both names.
     ///
     /// If the histories have no common commit, the snapshot is compared with `base` itself. `None` if `base` does not name a
-    /// commit.
+    /// commit, or git cannot compare the commits.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let since = match self.merge_base(base) {
@@ -217,7 +219,8 @@ impl Snapshot {
 
     /// Returns the commit that a name probably has on the server, and the ref that it was read from.
     ///
-    /// For a branch, this is the commit of its upstream, unless the local branch contains it. [`Snapshot::resolve`] resolves other names.
+    /// For a branch, this is the commit of its upstream or of `origin/<name>`, unless the local branch contains that commit.
+    /// [`Snapshot::resolve`] resolves other names.
     fn tip(&self, name: &str) -> Option<(String, String)> {
         let local = self.commit(&format!("refs/heads/{name}"));
         let (upstream, upstream_name) = match &local {
@@ -265,7 +268,7 @@ impl Snapshot {
         self.commit("@{upstream}")
     }
 
-    /// Returns the values of the git configuration whose lower-case names match the regular expression `pattern`.
+    /// Returns the git settings whose lower-case names match the regular expression `pattern`.
     ///
     /// Later values of the same name take precedence.
     #[must_use]

@@ -27,7 +27,7 @@ pub trait Builtin<J>: Send + Sync {
         Role::Other
     }
 
-    /// Returns whether the step has nothing to do. Then it appears neither in the log nor in the result.
+    /// Returns whether the step has nothing to do. An idle step appears neither in the log nor in the result.
     fn is_idle(&self) -> bool {
         false
     }
@@ -38,13 +38,14 @@ pub trait Builtin<J>: Send + Sync {
     /// The step failed. The engine decides how the [`Failure`] affects the job.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
-    /// Returns the inputs for a step of the operator that runs in place of this step. `None` means that this step cannot be replaced.
+    /// Returns the inputs for the operator's step that replaces this step. `None` means that this step cannot be replaced.
     fn offer(&self, _job: &J) -> Option<Offer> {
         None
     }
 
-    /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
-    /// nothing needs to be cleared.
+    /// Returns name and title of the log section for [`Builtin::clear`].
+    ///
+    /// `None` means that nothing needs to be cleared before the second attempt.
     fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         None
     }
@@ -63,7 +64,9 @@ pub trait Builtin<J>: Send + Sync {
         false
     }
 
-    /// Removes what a killed agent left of the step, except temporary files and the processes that are recorded with the job.
+    /// Removes what a killed agent left of the step.
+    ///
+    /// Leaves temporary files and the processes that are recorded with the job.
     ///
     /// # Errors
     /// The removal failed. The agent writes the [`Failure`] to its own log.
@@ -94,7 +97,7 @@ pub struct Replacement {
     pub with: Map<String, Value>,
 }
 
-/// Built-in step that creates an environment with a second agent, together with its inputs.
+/// Built-in step, with its inputs, that creates an environment with a second agent.
 ///
 /// The steps inside the built-in step run at that agent.
 #[async_trait]
@@ -110,7 +113,9 @@ pub trait DelegateTarget<J>: Send + Sync {
         stop: &StopToken,
     ) -> Result<Box<dyn OpenTarget>, Failure>;
 
-    /// Removes what a killed agent may have left of the environment, except the processes that are recorded with the job.
+    /// Removes what a killed agent may have left of the environment.
+    ///
+    /// Leaves the processes that are recorded with the job.
     ///
     /// # Errors
     /// [`Failure::Configuration`] if no attempt can succeed. After any other error, another attempt may succeed.
@@ -179,7 +184,7 @@ pub enum Role {
     Sources,
     /// Runs the user's commands. A cancel ends them and leaves time for [`Role::AfterScript`].
     Script,
-    /// Runs if the script has started, even after a cancel.
+    /// Runs if the script has started, even if the script failed or was canceled.
     AfterScript,
     /// Removes what the job left behind. The step runs even if the job was stopped.
     Cleanup,
@@ -204,7 +209,7 @@ pub struct Step<J> {
 pub enum Call<J> {
     /// Runs a built-in step.
     Builtin(Box<dyn Builtin<J>>),
-    /// Runs a step of the operator in place of a built-in step, which provides its inputs and its role.
+    /// Runs the operator's step in place of a built-in step. The built-in step provides inputs and role.
     Replaced(Box<dyn Builtin<J>>, Replacement),
     /// Runs the `run:` list of a job.
     Run(Value),
@@ -280,7 +285,9 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the built-in steps among this step and the steps inside it, except replaced steps and steps that run at another agent.
+    /// Returns the built-in steps among this step and the steps inside it.
+    ///
+    /// Omits replaced steps and steps that run at another agent.
     #[must_use]
     pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
         match &self.call {

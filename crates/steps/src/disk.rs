@@ -1,7 +1,7 @@
 //! Limit of the disk space of a job's directories.
 //!
 //! The kernel cannot limit the space of all files of some processes together. Therefore the directories are measured while a step runs, and at its
-//! end. A step can exceed the limit between two measurements, but it cannot succeed with more.
+//! end. A step can exceed the limit between two measurements, but then it fails at the next one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ pub enum DiskError {
 }
 
 impl DiskLimit {
-    /// Runs the work of a step, and stops it if its directories hold more than the limit. Returns the result of the work, and the reason why the
-    /// step does not comply with the limit.
+    /// Runs the work of a step, and stops the work if the directories hold more than the limit. Returns the result of the work, and the reason
+    /// why the step does not comply with the limit.
     ///
     /// Warnings are written to `log`.
     pub(crate) async fn enforce<T, E>(

@@ -29,7 +29,7 @@ pub enum Failure {
     /// A command of the job exited with this status.
     #[error("exit status {0}")]
     Exit(i32),
-    /// A command of the job in a container exited with this status. If a signal terminated it, the status is 128 plus the number of the
+    /// A command of the job in a container exited with this status. After a signal, the status is 128 plus the number of the
     /// signal. GitLab prints a different text for containers, and tools search logs for it (docs/spec/job-execution.md, section 1.9).
     #[error("exit code {0}")]
     ContainerExit(i32),
@@ -50,7 +50,7 @@ pub enum Failure {
     /// It counts as a failure of the script.
     #[error("{0}")]
     Step(String),
-    /// A login shell ended before it read the script. Contains a description of its end, and its exit status if it has one.
+    /// A login shell ended before it read the script. Contains how the shell ended, and its exit status if it has one.
     #[error(
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
@@ -140,7 +140,7 @@ impl Failure {
         })
     }
 
-    /// Converts the failure of a step that the operator added to a failure of the runner, unless the job was stopped.
+    /// Converts the failure of an operator's step to a failure of the runner, unless the job was stopped.
     #[must_use]
     pub fn in_operator_step(self, step: &str) -> Self {
         match self {
@@ -151,8 +151,9 @@ impl Failure {
         }
     }
 
-    /// Converts the failure of a step that the operator put in place of a built-in step to a failure of the runner, unless the job was
-    /// stopped.
+    /// Converts the failure of a step that replaces a built-in step to a failure of the runner.
+    ///
+    /// Does not change the failure if the job was stopped.
     #[must_use]
     pub fn in_replacement(self, builtin: &str, step: &str) -> Self {
         match self {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::definition::{Kind, Outputs};
 use crate::expression::to_text;
 
-/// Invalid output or export file. The messages are the same as in GitLab's step-runner.
+/// Invalid output or export file. The messages are based on those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueFileError {
     #[error("output file: read output file: {0}")]
@@ -121,7 +121,7 @@ fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
     }
 }
 
-/// Returns the outputs in an output file, checked against what the step declares and completed with its defaults.
+/// Returns the outputs in an output file, checked against the declarations and completed with defaults.
 pub(crate) fn outputs(text: &str, declared: &Outputs, quotes_file: bool) -> Result<Map<String, Value>, ValueFileError> {
     let Outputs::Declared(declared) = declared else {
         let data = quotes_file.then(|| text.to_owned());

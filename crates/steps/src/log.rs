@@ -15,6 +15,6 @@ pub trait Log: Send + Sync {
     /// Appends bytes. Never waits for a reader. An implementation that cannot store the log must stop the job itself.
     fn write(&self, stream: Stream, bytes: &[u8]);
 
-    /// Adds a line break after output of the last step that does not end with one.
+    /// Adds a line break if the last line of the output has none.
     fn end_lines(&self) {}
 }

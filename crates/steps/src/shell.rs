@@ -30,6 +30,6 @@ mod tests {
         let image = shell_not_found(&["bash", "sh"], "registry.example/tool:1");
         assert!(image.contains("the image registry.example/tool:1 has no `bash` or `sh` in /"), "{image}");
         assert!(image.contains("; use an image with a shell, or replace the script by `run:`"), "{image}");
-        assert_eq!(image.matches("/usr/bin,").count(), 1, "each directory is named once: {image}");
+        assert_eq!(image.matches("/usr/bin,").count(), 1, "each directory must be named once: {image}");
     }
 }

@@ -245,7 +245,9 @@ fn plain_scalar(text: &str) -> Node {
     Node::Scalar { text: text.to_owned(), value: scalar(text) }
 }
 
-/// Returns whether a plain scalar is a date, such as `2001-12-14`, or a date and time, such as `2001-12-14t21:59:43.10-05:00`.
+/// Returns whether a plain scalar is a date or a date and time.
+///
+/// Examples: `2001-12-14`, `2001-12-14t21:59:43.10-05:00`.
 fn is_timestamp(text: &str) -> bool {
     let date_end = text.find(['T', 't', ' ']).unwrap_or(text.len());
     let (date, time) = text.split_at(date_end);

@@ -47,7 +47,9 @@ pub struct Config {
     pub ready_timeout: Duration,
     /// Interval between health checks of a ready instance. `None` disables them.
     pub heartbeat_interval: Option<Duration>,
-    /// Whether an instance is deleted after its idle time despite reservations, unless the policy is preemptive.
+    /// Whether an instance with only reservations is deleted after its idle time.
+    ///
+    /// A preemptive policy with idle slots ignores this.
     pub reservation_throttling: bool,
     /// How jobs share an instance.
     pub density: Density,
@@ -123,7 +125,9 @@ pub enum UnmanagedPolicy {
 }
 
 impl Config {
-    /// Creates the configuration of a single group with gitlab-runner's defaults (docs/spec/fleeting.md, sections 3.1 and 5.1).
+    /// Creates the configuration of a single group with gitlab-runner's defaults.
+    ///
+    /// See docs/spec/fleeting.md, sections 3.1 and 5.1.
     #[must_use]
     pub fn new(group: GroupConfig) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! Cron expressions, which define the periods in which a policy is active.
 //!
-//! An expression does not trigger anything: [`Cron::matches`] tests whether a minute belongs to it. It has five fields: minute,
+//! An expression does not trigger anything: [`Cron::matches`] tests whether it contains a minute. An expression has five fields: minute,
 //! hour, day, month and weekday. Each field is a list of values and ranges with an optional step, and all five must match. The
 //! syntax differs from crontab(5) in four points, because configuration files for gitlab-runner rely on them
 //! (docs/spec/fleeting.md, section 7.4): a step keeps the values that are divisible by it, a range can wrap around, day and
@@ -130,7 +130,7 @@ impl Cron {
 }
 
 impl Cron {
-    /// Returns true if the expression matches no minute of any year, for example because it requires February 30.
+    /// Returns true if the expression matches no minute of any year. Example: it requires February 30.
     #[must_use]
     pub fn never_matches(&self) -> bool {
         /// Days of each month in a leap year.
@@ -234,18 +234,14 @@ mod tests {
     #[test]
     fn s01_steps_keep_multiples_and_ranges_wrap() {
         assert_eq!(minutes("*/7"), [0, 7, 14, 21, 28, 35, 42, 49, 56]);
-        assert_eq!(
-            minutes("1-20/5"),
-            [5, 10, 15, 20],
-            "values that are divisible by the step, not every fifth value from 1"
-        );
+        assert_eq!(minutes("1-20/5"), [5, 10, 15, 20], "the values must be divisible by the step");
         assert_eq!(minutes("0/5"), [0]);
         let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").matches(0, *hour, 1, 1, 0)).collect();
         assert_eq!(hours, [0, 1, 2, 3, 4, 22, 23]);
         let weekdays: Vec<u8> = (0..7).filter(|day| cron("* * * * 7").matches(0, 0, 1, 1, *day)).collect();
-        assert_eq!(weekdays, [0], "7 is Sunday, too");
+        assert_eq!(weekdays, [0], "7 must be Sunday");
         let hours = (0..24).filter(|hour| cron("* 0-12 * * *").matches(0, *hour, 1, 1, 0)).count();
-        assert_eq!(hours, 13, "both ends belong to a range");
+        assert_eq!(hours, 13, "both ends must belong to a range");
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub enum DecisionKind {
         jobs: u32,
         /// Whether the instance has the requested sticky context. `None` means that none was requested.
         ///
-        /// A sticky context is the files that earlier jobs of the project left there.
+        /// A sticky context is the files that earlier jobs of the project left on the instance.
         sticky: Option<bool>,
         /// Time in the queue.
         waited: Duration,

@@ -15,8 +15,8 @@ pub struct EndedCall {
     pub endpoint: &'static str,
     /// HTTP method.
     pub method: &'static str,
-    /// Status of the response. `None` if there was no response, or an error over gRPC. For a response over gRPC, the status of the same
-    /// response over HTTP.
+    /// HTTP status of the response. A gRPC response has the status of the same response over HTTP. `None` means that there was no response,
+    /// or a gRPC error.
     pub status: Option<u16>,
     /// Time from sending the request to the response headers, or to the failure.
     ///
@@ -42,7 +42,7 @@ pub(super) const RESET_TOKEN: (&str, &str) = ("reset_token", "POST");
 pub(super) const PATCH_TRACE: (&str, &str) = ("patch_trace", "PATCH");
 
 impl Client {
-    /// Returns the same client with an observer for its calls.
+    /// Sets the observer of the client's calls.
     #[must_use]
     pub fn with_observer(mut self, observer: std::sync::Arc<dyn CallObserver>) -> Self {
         self.observer = Some(observer);
@@ -70,7 +70,7 @@ impl Client {
         if let Some(observer) = &self.observer {
             observer.ended(&call);
         }
-        // The server logs this ID, too, so that the call can be found in its log.
+        // The server logs the same ID.
         tracing::debug!(
             endpoint = call.endpoint,
             transport,

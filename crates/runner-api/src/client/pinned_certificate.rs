@@ -2,8 +2,8 @@
 //! certificate as the certificate of an authority (CA:TRUE).
 //!
 //! The default verification rejects a CA certificate as the certificate of a server. Go, and therefore
-//! gitlab-runner, accepts it if it is configured. This verifier does the same for exactly that certificate, if it is
-//! valid and matches the host name. Everything else follows the default verification.
+//! gitlab-runner, accepts a configured CA certificate. So does this verifier, if the certificate is valid and matches
+//! the host name. Everything else follows the default verification.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
-/// The default verification, and the configured certificates.
 #[derive(Debug)]
 pub(super) struct Verifier {
     pub(super) default_verifier: Arc<WebPkiServerVerifier>,
@@ -61,8 +60,9 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Returns true if the only problem is that the server presents a CA certificate. The validity period is checked before
-/// that and would be a different error.
+/// Returns true if the only problem is that the server presents a CA certificate.
+///
+/// The default verification checks the validity period first.
 fn is_ca_as_end_entity(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

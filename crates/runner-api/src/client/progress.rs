@@ -54,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// Waits until the request was sent at least `hold` ago and its response has not begun.
+    /// Waits until the sent request has been without a response for `hold`.
     ///
     /// After a response, waits until the request is sent again, by a redirect or by HTTP after a failure of gRPC.
     pub async fn wait_held(&self, hold: Duration) {
@@ -77,13 +77,11 @@ impl Progress {
         *self.0.borrow() == Stage::Answered
     }
 
-    /// Records that the response headers have arrived.
     pub(super) fn mark_answered(&self) {
         self.0.send_replace(Stage::Answered);
     }
 
-    /// Returns the body of the request. The body records the time when it is sent. A redirect sends it again, and so
-    /// does HTTP after a failure of gRPC.
+    /// Returns the body of the request. Sending the body records the time, or fails if the request was canceled.
     pub(super) fn body(&self, bytes: Bytes) -> Body {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {

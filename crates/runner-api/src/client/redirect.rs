@@ -1,8 +1,7 @@
 //! Redirects of calls with a token (docs/spec/runner-api.md, section 11.45).
 //!
-//! 307 and 308 keep method and body, so a call can follow them. It does so only on the same host and never from HTTPS
-//! to HTTP, because each call carries a token for the coordinator. 301, 302 and 303 would change the call, and
-//! coordinators do not use them. The error for a redirect that is not followed contains the target, so that a user can
+//! 307 and 308 keep method and body. A call follows them only on the same host and never from HTTPS to HTTP, because
+//! each call carries a token for the coordinator. 301, 302 and 303 would change the call, and are not followed. The error for a redirect that is not followed contains the target, so that a user can
 //! configure it as the URL.
 
 use http::{StatusCode, header};

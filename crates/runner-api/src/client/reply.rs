@@ -14,9 +14,9 @@ use super::{ClientError, redirect};
 use crate::payload::JobPayload;
 use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
-/// Maximum interval between trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
+/// Longest interval of trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
 const MAX_INTERVAL: Duration = Duration::from_secs(15 * 60);
-/// Maximum size of a response in bytes. Job payloads with all their variables are far smaller.
+/// Maximum size of a response in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum size of an error response in bytes.
 const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
@@ -24,9 +24,9 @@ const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 /// Response to a job request.
 #[derive(Debug)]
 pub struct JobOffer {
-    /// The job, if there is one.
+    /// The assigned job. `None` means that no job is available.
     pub job: Option<Box<JobPayload>>,
-    /// Text of the response with the job. Empty if there is no job, or if the response is incomplete.
+    /// Text of the response. Empty if there is no job, or if the response is incomplete or not UTF-8.
     pub text: String,
     /// Version of the queue. `None` means that the caller keeps its previous value (docs/spec/runner-api.md, section
     /// 2.3).
@@ -88,7 +88,7 @@ pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(J
     Ok((job, String::from_utf8(body).unwrap_or_default()))
 }
 
-/// Returns the version of the queue, and whether the coordinator returns the same job for the same idempotency key.
+/// Returns the version of the queue, and whether the same idempotency key gets the same job again.
 pub(super) fn queue_state(headers: &HeaderMap) -> (Option<String>, bool) {
     let repeats = text_header(headers, IDEMPOTENCY_HEADER).is_some_and(|value| value == IDEMPOTENCY_HONORED);
     (text_header(headers, "x-gitlab-last-update"), repeats)
@@ -167,8 +167,9 @@ pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, Cl
     }
 }
 
-/// On an update, 401 and 410 without `Job-Status` do not mean that the job must be stopped (docs/spec/runner-api.md,
-/// sections 2.6 and 4.2).
+/// After an update, 401 and 410 without `Job-Status` do not stop the job.
+///
+/// See docs/spec/runner-api.md, sections 2.6 and 4.2.
 fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status: None, message } if !matches!(code, 403 | 404) => {
@@ -220,8 +221,9 @@ fn classify(
     }
 }
 
-/// Returns the coordinator's message (`message` or `error` in the JSON body) without the code that GitLab prepends.
-/// Returns the name of the status if there is no message.
+/// Returns the coordinator's message without the code that GitLab prepends.
+///
+/// The message is `message` or `error` in the JSON body. Returns the name of the status if there is no message.
 async fn message(response: Response) -> String {
     let code = response.status().as_u16().to_string();
     let name = response.status().canonical_reason().unwrap_or("unknown status");

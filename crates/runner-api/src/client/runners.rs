@@ -22,7 +22,7 @@ impl Client {
     /// Checks that the token belongs to a runner (`POST /runners/verify`).
     ///
     /// # Errors
-    /// Returns [`ClientError::Forbidden`] if it does not.
+    /// Returns [`ClientError`]: [`ClientError::Forbidden`] for an unknown token.
     pub async fn verify(&self, request: &TokenRequest) -> Result<RunnerCredentials, ClientError> {
         let call = self.json(Method::POST, "runners/verify", request).header("RUNNER-TOKEN", &request.token);
         reply::decode("verify", send("verify", call).await?, &[StatusCode::OK]).await

@@ -89,7 +89,7 @@ async fn runner_can_be_registered_reset_and_deleted() {
     let request = RegisterRequest { token: REGISTRATION_TOKEN.to_owned(), ..RegisterRequest::default() };
     let first = client.register(&request).await.unwrap();
     let second = client.reset_token(&first.token).await.unwrap();
-    assert!(client.reset_token(&first.token).await.unwrap_err().is_unknown_token(), "the old token is invalid");
+    assert!(client.reset_token(&first.token).await.unwrap_err().is_unknown_token(), "the old token must be invalid");
     let third = client.reset_token_with_pat(first.id, PERSONAL_TOKEN).await.unwrap();
     assert!(second.token != third.token && coordinator.runner(&third.token).unwrap().id == first.id);
     assert!(client.reset_token_with_pat(first.id, "glpat-wrong").await.is_err());
@@ -126,7 +126,7 @@ async fn trace_continues_from_length_of_the_coordinator() {
     assert!(matches!(patch(0, "hello").await, TraceReply { size: 5, accepted: true, .. }));
     assert!(
         matches!(patch(0, "").await, TraceReply { size: 5, accepted: false, .. }),
-        "an empty piece queries the length"
+        "an empty piece at a wrong position must return the length"
     );
     assert!(matches!(patch(5, "").await, TraceReply { size: 5, accepted: true, .. }));
     coordinator.set_status(JOB, JobStatus::Canceling);
@@ -176,7 +176,7 @@ async fn responses_that_only_other_servers_send_are_interpreted() {
     let headers = [("RateLimit-ResetTime", reset.as_str()), ("Retry-After", "60")];
     let (client, server) = server_with_response(429, &headers, "").await;
     let wait = client.request_job(&request(), &Progress::default()).await.unwrap_err().transient().flatten().unwrap();
-    assert!((90..=100).contains(&wait.as_secs()), "the date takes precedence: {wait:?}");
+    assert!((90..=100).contains(&wait.as_secs()), "the date must take precedence: {wait:?}");
     server.abort();
 
     let (client, server) = server_with_response(201, &[("Content-Type", "text/html")], "<html>").await;
@@ -186,7 +186,7 @@ async fn responses_that_only_other_servers_send_are_interpreted() {
 
     let (client, server) = server_with_response(416, &[], "").await;
     let reply = client.patch_trace(JOB, "secret", 9, Bytes::new(), false).await.unwrap();
-    assert_eq!((reply.size, reply.accepted), (0, false), "without a length, the whole trace is sent again");
+    assert_eq!((reply.size, reply.accepted), (0, false), "without a length, the whole trace must be sent again");
     server.abort();
 
     let headers = [("Job-Status", "success"), ("X-GitLab-Trace-Update-Interval", "100000")];

@@ -30,8 +30,9 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// Uses `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key` in `directory` for files that are not set, if they
-    /// exist.
+    /// Sets the files that are not set to the files for `host` in `directory`, if those exist.
+    ///
+    /// Their names are `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key`.
     #[must_use]
     pub fn or_from(self, directory: &Path, host: &str) -> Self {
         let found = |suffix: &str| Some(directory.join(format!("{host}{suffix}"))).filter(|path| path.is_file());
@@ -51,7 +52,7 @@ impl TlsFiles {
     /// Returns the TLS configuration. `None` if only the system's certificates are needed.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
+    /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names the file.
     pub(super) fn config(&self) -> Result<Option<ClientConfig>, ClientError> {
         if self.is_empty() && has_system_roots() {
             return Ok(None);
@@ -98,12 +99,12 @@ impl TlsFiles {
     }
 }
 
-/// Returns a builder of a client that trusts the same certificates as [`super::Client`]: the certificates of the system and
-/// of the files. If the system has no certificates, as in many container images, the client trusts the certificates that
-/// Mozilla trusts.
+/// Returns a builder for a client that trusts the certificates of the system and of `tls`.
+///
+/// If the system has no certificates, as in many container images, the client trusts Mozilla's certificates.
 ///
 /// # Errors
-/// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
+/// Returns [`ClientError::Setup`] if one of the files is invalid. The message names the file.
 pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError> {
     // Over HTTP/2, the ranges of a large download would share one connection.
     let builder = reqwest::Client::builder().http1_only();
@@ -113,8 +114,7 @@ pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError
     })
 }
 
-/// Returns whether the system has certificates of authorities. The result is cached, because reading all certificates
-/// takes long.
+/// Returns whether the system has certificates of authorities. Cached, because reading all certificates takes long.
 fn has_system_roots() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| !rustls_native_certs::load_native_certs().certs.is_empty())

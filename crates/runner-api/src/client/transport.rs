@@ -34,7 +34,7 @@ pub enum ConnectionAge {
     NoReuse,
 }
 
-/// Metadata of a file that changes with its content.
+/// Metadata of a file. A change of the content changes the metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -75,10 +75,10 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    /// Creates a transport, and reads the certificate files.
+    /// Creates a transport. For HTTPS, invalid certificate files are errors.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if a certificate file is invalid.
+    /// Returns [`ClientError::Setup`] if the client cannot be created.
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
         let current =
@@ -110,7 +110,7 @@ impl Transport {
     /// Returns the client for the next call over gRPC.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if a certificate file is invalid.
+    /// Returns [`ClientError::Setup`] if the client cannot be created.
     pub(super) fn grpc(&self) -> Result<reqwest::Client, ClientError> {
         let mut current = self.current.lock();
         self.refresh(&mut current);
@@ -138,13 +138,11 @@ impl Transport {
     }
 }
 
-/// Returns the metadata of the files that are set.
 fn stamps(tls: &TlsFiles) -> Stamps {
     let stamp = |path: &Option<PathBuf>| std::fs::metadata(path.as_ref()?).ok().map(Stamp::from);
     [stamp(&tls.ca), stamp(&tls.certificate), stamp(&tls.key)]
 }
 
-/// Protocol of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     /// HTTP/1.1.

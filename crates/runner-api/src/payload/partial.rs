@@ -1,4 +1,4 @@
-//! Extracts ID and token from an invalid or incomplete payload, so that the job can be reported.
+//! Extracts ID and token from an invalid or incomplete payload, so that the job can be reported as failed.
 
 use std::fmt;
 

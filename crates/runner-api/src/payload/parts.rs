@@ -246,13 +246,13 @@ pub struct Dependency {
     /// ID of the job that produced the artifacts.
     #[serde(deserialize_with = "null_default")]
     pub id: i64,
-    /// Token for the download. It is the token of the downloading job.
+    /// Token for the download.
     #[serde(deserialize_with = "null_default")]
     pub token: String,
     /// Name of the job that produced the artifacts.
     #[serde(deserialize_with = "null_default")]
     pub name: String,
-    /// The archive. Entries without a file name are skipped.
+    /// The archive. Without a file name, the dependency is skipped.
     #[serde(deserialize_with = "null_default")]
     pub artifacts_file: ArtifactsFile,
 }

@@ -94,7 +94,7 @@ fn decode_error_names_position_and_hides_values() {
     body["variables"][0]["value"] = json!({ "glpat-secret": "glpat-secret" });
     let read = JobPayload::read(body.to_string().as_bytes()).unwrap();
     assert_eq!((read.id.0, read.token.as_str(), read.job_info.name.as_str()), (7, "glcbt-1", "test"));
-    assert_eq!(read.features.failure_reasons, ["unknown_failure"], "the report needs them");
+    assert_eq!(read.features.failure_reasons, ["unknown_failure"], "the report of the error needs the failure reasons");
     let reason = read.decode_error().unwrap();
     assert!(reason.contains("`variables[0].value`") && !reason.contains("glpat"), "{reason}");
     // The manager stores such a job like any other.

@@ -71,8 +71,9 @@ pub(super) fn announce(headers: &mut HeaderMap) {
     headers.insert(TRANSPORT_HEADER, HeaderValue::from_static(GRPC));
 }
 
-/// `GET /runners/router/discovery`: the URL of the gRPC service, which is the address that the caller used. Without gRPC, 501, which runners
-/// do not retry. They then poll over HTTP (docs/spec/runner-api.md, section 9.1).
+/// `GET /runners/router/discovery`: URL of the gRPC service, at the address that the caller used.
+///
+/// Without gRPC, 501: runners then poll over HTTP (docs/spec/runner-api.md, section 9.1).
 pub(super) async fn discovery(State(service): State<Service>, uri: Uri, headers: HeaderMap) -> Response {
     let host = uri.authority().map(|authority| authority.as_str()).or_else(|| header_text(&headers, "host"));
     let Some(host) = host.filter(|host| !host.is_empty() && service.repeats_assignments()) else {

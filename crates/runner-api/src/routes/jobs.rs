@@ -71,7 +71,7 @@ pub(super) async fn append_trace(
 
 /// Returns the start in `<start>-<end>`, without unit and total.
 ///
-/// The end is inclusive (docs/spec/runner-api.md, section 11.9), but any number is accepted.
+/// The end is inclusive (docs/spec/runner-api.md, section 11.9), but any number is accepted as the end.
 fn range_start(text: &str) -> Option<u64> {
     let (start, end) = text.split_once('-')?;
     end.parse::<u64>().ok()?;

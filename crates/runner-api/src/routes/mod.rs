@@ -40,7 +40,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 type Service = Arc<dyn RunnerService>;
 
-/// Returns the routes of the runner API, including the prefix `/api/v4`, and the route of the gRPC service.
+/// Returns the routes of the runner API, with the prefix `/api/v4`, and the route of the gRPC service.
 pub fn router(service: Arc<dyn RunnerService>) -> Router {
     let runners = Router::new()
         .route("/runners", post(runners::register).delete(runners::unregister))
@@ -75,7 +75,7 @@ async fn echo_request_id(request: Request, next: Next) -> Response {
     response
 }
 
-/// Decodes a JSON body and ignores its content type, which `DELETE` calls and old runners do not always set.
+/// Decodes a JSON body. Ignores its content type, because `DELETE` calls and old runners do not always set it.
 fn decode<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| Refusal(ServiceError::BadRequest(format!("invalid request body: {error}"))))

@@ -1,5 +1,4 @@
-//! Runners: register, verify, reset, unregister, and the discovery of the job router (docs/spec/runner-api.md, sections
-//! 1 and 7.1).
+//! Runners: register, verify, reset and unregister (docs/spec/runner-api.md, section 1).
 
 use axum::Json;
 use axum::body::Bytes;

@@ -88,8 +88,9 @@ impl MemoryCoordinator {
         assert!(waited.is_ok(), "{now} requests instead of {count} were forwarded and not answered");
     }
 
-    /// Waits until no job is being selected, and an update or a part of the trace has arrived for every assigned job. A
-    /// manager stores a job before it sends them, so every assigned job is known to its manager.
+    /// Waits until no job is being selected, and every assigned job has sent an update or a part of the trace.
+    ///
+    /// A manager stores a job before it sends an update or a trace.
     ///
     /// # Panics
     /// Panics after the wait timeout.
@@ -127,7 +128,7 @@ impl MemoryCoordinator {
         if last_update == version.to_string() {
             let changed =
                 async { while self.state.lock().front.version == version && changes.changed().await.is_ok() {} };
-            // After a timeout or a change there is neither a job nor a version (docs/spec/runner-api.md, section 2.3).
+            // After a timeout or a change, the response has neither a job nor a version (docs/spec/runner-api.md, section 2.3).
             let _ = tokio::time::timeout(self.long_poll, changed).await;
             return Ok(JobRequestAnswer { job: None, last_update: String::new() });
         }
@@ -146,7 +147,7 @@ impl MemoryCoordinator {
                 state.front.pending -= 1;
                 let answer_without_job = state.answer_without_job();
                 let job = state.assign().and_then(|id| state.jobs.get(&id)).map(|job| Box::new(job.payload.clone()));
-                // With a job, there is no version (docs/spec/runner-api.md, section 2.3).
+                // A response with a job has no version (docs/spec/runner-api.md, section 2.3).
                 if job.is_some() { JobRequestAnswer { job, last_update: String::new() } } else { answer_without_job }
             };
             changed.send_modify(|version| *version += 1);

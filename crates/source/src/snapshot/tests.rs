@@ -151,7 +151,7 @@ fn snapshot_never_changes_the_users_repository() {
     let second = repository.take();
 
     assert!(first.dirty);
-    assert_eq!(first.sha, second.sha, "equal content has an equal ID");
+    assert_eq!(first.sha, second.sha, "equal content must have an equal ID");
     assert_eq!(bytes_of(&repository.path()), before);
 }
 
@@ -200,7 +200,7 @@ fn snapshots_support_worktrees_submodules_shallow_clones_and_sha256() {
     repository.commit("Second");
     repository.write("sub/dirty.txt", "in the submodule");
     let snapshot = repository.take();
-    assert!(!snapshot.dirty, "a submodule is a link to its commit");
+    assert!(!snapshot.dirty, "a change inside a submodule must not count");
     assert!(snapshot.tracked_paths.contains("sub"));
 
     let tree = repository.home.path().join("tree");

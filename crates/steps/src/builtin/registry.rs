@@ -39,7 +39,7 @@ pub enum PlanError {
 
 type StepFactory<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
 
-/// Returns the recorded inputs of a step with these inputs in a plan.
+/// Converts the inputs of a step to the inputs that are recorded.
 type Recorder = fn(&Value) -> Map<String, Value>;
 
 type TargetFactory<J> = fn(Value) -> Result<Box<dyn DelegateTarget<J>>, serde_json::Error>;
@@ -145,7 +145,7 @@ fn recorded<I: Inputs>(inputs: &Value) -> Map<String, Value> {
     I::deserialize(inputs).map(|inputs| inputs.record()).unwrap_or_default()
 }
 
-/// Returns the step that a factory created. `None` means that there is no factory.
+/// Returns the step that a factory created. `created` is `None` if there is no factory.
 fn unwrap_created<T>(
     step: &str,
     builtin: String,

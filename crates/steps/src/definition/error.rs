@@ -9,7 +9,7 @@ pub enum StepFileError {
     /// The file is not valid YAML.
     #[error(transparent)]
     Yaml(#[from] YamlError),
-    /// The file does not have two documents. Contains the first key of its first document that is not `spec`.
+    /// The file does not have two documents. Contains a key of the first document other than `spec`, if there is one.
     #[error(
         "a step file must have two documents, separated by `---`: the specification and the definition{}",
         .0.as_ref().map(|key| format!("; field `{key}` not found in the specification")).unwrap_or_default()
@@ -31,7 +31,7 @@ pub enum StepFileError {
         /// Text of the timestamp.
         text: String,
     },
-    /// A name has characters that are not allowed.
+    /// A name is not valid.
     #[error("`{key}`: {name:?} is not a valid name; use letters, digits and `_`, and do not start with a digit")]
     Name {
         /// Key that contains the name.
@@ -86,7 +86,7 @@ pub enum StepFileError {
         /// `git` or `oci`.
         location: &'static str,
     },
-    /// A key of Muster's own is invalid.
+    /// One of Muster's own keys is invalid.
     #[error("{step:?}: {source}")]
     Extension {
         /// Name of the step.

@@ -1,7 +1,6 @@
 //! Muster's own keys of an entry: `if`, `when`, `retry`, `timeout`, `allow_failure`, `section`, `parallel` and `matrix`, below the key `muster`.
 //!
-//! GitLab's formats have none of them. GitLab's step-runner ignores the key `muster`, and GitLab rejects it in the `run:` list of a pipeline.
-//! The policy has the type of the policies of a plan, so the engine applies both in the same way.
+//! GitLab's step-runner ignores the key `muster`, and GitLab rejects it in the `run:` list of a pipeline.
 
 use std::time::Duration;
 
@@ -105,7 +104,7 @@ fn count(node: &Node) -> Option<u64> {
     if let Node::Scalar { value: Value::Number(number), .. } = node { number.as_u64() } else { None }
 }
 
-/// Returns the value of a duration. `None` means that the node is not a duration. A number is not, because it has no unit.
+/// Returns the value of a duration. `None` means that the node is not a duration. A number has no unit and is not a duration.
 fn duration(node: &Node) -> Option<Duration> {
     match GoDuration::parse(node.as_str()?) {
         Some(GoDuration::NonNegative(duration)) => Some(duration),

@@ -106,7 +106,7 @@ pub enum Body {
         /// Working directory. `None` means the job's directory.
         work_dir: Option<String>,
     },
-    /// Runs the input `script` in a shell. Only the bundled step `dist://script` has this action.
+    /// Runs the input `script` in a shell: the action of `script:` entries and of `dist://script`.
     Script,
     /// Runs a step that comes with the agent, by its name without `dist://` or `builtin://`.
     Bundled(String),
@@ -126,7 +126,7 @@ pub enum Body {
 /// Entry of a `run` list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepEntry {
-    /// Name of the step. In the `run:` list of a job it may be any text.
+    /// Name of the step. In step files, a nonempty identifier.
     pub name: String,
     /// Environment variables of the step and everything that it calls.
     pub env: IndexMap<String, String>,

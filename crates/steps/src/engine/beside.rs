@@ -46,8 +46,9 @@ impl<J: Job> BesideSteps for Beside<'_, J> {
     }
 }
 
-/// Adds the results of what runs beside the environment (`ended`) to the nodes of the steps that started it. Nodes with the same name are matched
-/// in order. A step that failed has started nothing.
+/// Adds the results of what ran beside the environment (`ended`) to the steps that started it.
+///
+/// Nodes with the same name are matched in order. A step that failed has started nothing.
 pub(super) fn complete(nodes: &mut [StepNode], ended: Vec<StepNode>) {
     let mut open: Vec<&mut StepNode> = nodes.iter_mut().filter(|node| node.status == StepStatus::Success).collect();
     for end in ended {

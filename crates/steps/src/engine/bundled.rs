@@ -26,7 +26,9 @@ pub(super) fn file(steps: &UserSteps<'_>, name: &str) -> Result<StepFile, StepEr
     Ok(StepFile { spec, body: Body::Bundled(name.to_owned()), env: IndexMap::new() })
 }
 
-/// Signals that end the shell of a bundled step without making the step fail, as in gitlab-runner (docs/spec/steps.md, section 8.6).
+/// Signals that end the shell of a bundled step without a failure of the step.
+///
+/// gitlab-runner tolerates the same signals (docs/spec/steps.md, section 8.6).
 const TOLERATED_SIGNALS: [Signal; 4] = [Signal::HUP, Signal::PIPE, Signal::USR1, Signal::USR2];
 
 /// Runs a bundled step in the environment of `frame`. Returns its outputs.

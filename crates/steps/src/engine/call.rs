@@ -206,7 +206,7 @@ impl UserSteps<'_> {
         Some(StepReference::Local { path: path.to_string_lossy().into_owned() })
     }
 
-    /// Checks a reference without expressions before the first step of its sequence runs (docs/spec/steps.md, section 1.5).
+    /// Checks a reference without expressions before its sequence starts (docs/spec/steps.md, section 1.5).
     ///
     /// # Errors
     /// The reference has a form that cannot be called.
@@ -428,7 +428,7 @@ fn find_fake<'f>(fakes: &'f [FakeStep], path: &str, reference: Option<&str>) -> 
     fakes.iter().find(|fake| reference == Some(&*fake.step) || matches_path(&fake.step, path))
 }
 
-/// Returns a step file that replaces a called step.
+/// Returns a step file that runs a fake.
 fn fake_file(fake: &FakeStep) -> StepFile {
     StepFile { spec: Spec::default(), body: Body::Fake(Box::new(fake.clone())), env: IndexMap::new() }
 }

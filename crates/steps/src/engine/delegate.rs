@@ -31,7 +31,7 @@ use crate::style;
 
 /// Maximum time for the second agent to clean up after it received `Stop`.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Delay before an environment that could not be created is tried again.
+/// Delay before the creation of an environment is tried again.
 const OPEN_RETRY_DELAY: Duration = Duration::from_secs(3);
 /// Delay before a cancel that did not reach the agent is sent again.
 const CANCEL_RETRY_DELAY: Duration = Duration::from_secs(1);

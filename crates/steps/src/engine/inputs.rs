@@ -45,9 +45,7 @@ pub(super) fn expand_keys(map: &Map<String, Value>, scope: &Scope) -> Result<Map
     map.iter().map(|(key, value)| Ok((expand_key(key, scope)?, value.clone()))).collect()
 }
 
-/// Evaluates the name of an input or variable.
-///
-/// Expressions in it are permitted only in the current dialect, not in that of step-runner 0.11.0.
+/// Evaluates the name of an input or variable. Only the current dialect permits expressions in names.
 pub(super) fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> {
     if !key.contains("${{") {
         return Ok(key.to_owned());

@@ -24,12 +24,11 @@ struct Sensitive {
     secrets: Secrets,
 }
 
-/// State of the masking of the output.
 #[derive(Default)]
 struct Output {
     /// Masker of the output. `None` means that there are no sensitive values yet.
     masker: Option<Masker>,
-    /// Number of the values that the masker knows. If it differs from the number of sensitive values, some are new, because none is removed.
+    /// Number of values that the masker knows. Values are never removed, so a larger number of sensitive values means new ones.
     values: usize,
 }
 
@@ -64,7 +63,7 @@ impl MaskedLog {
         Arc::clone(&self.inner)
     }
 
-    /// Returns a log that writes to `inner` and masks the values of this log, including values that are added to this log later.
+    /// Returns a log that writes to `inner` and masks the same values, including those added later.
     pub(super) fn with_same_values(&self, inner: Arc<dyn Log>) -> Self {
         Self { inner, sensitive: Arc::clone(&self.sensitive), output: Mutex::default() }
     }

@@ -111,7 +111,7 @@ pub(super) fn outputs_of(entry: &StepEntry, runs: Vec<Map<String, Value>>) -> Ma
 
 /// Returns the paths of the steps of a sequence.
 ///
-/// Each further step of the same name gets its number, and a step without a name has only its number.
+/// A repeated name is followed by the step's position in the list, as in `build#3`. A step without a name has only the position.
 pub(super) fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
     let mut paths: Vec<String> = Vec::with_capacity(entries.len());
     for (index, StepEntry { name, .. }) in entries.iter().enumerate() {

@@ -5,7 +5,7 @@
 //!          |
 //!          +-- failed:     later `on_success` steps are skipped
 //!          +-- canceled:   during a script: after_script and uploads still run; at other times: only cleanup
-//!          +-- timed out:  only cleanup
+//!          +-- timed out:  the script itself: as after a failure; otherwise: only cleanup
 //! ```
 
 mod beside;
@@ -65,7 +65,9 @@ pub use settings::SettingError;
 pub use used_steps::{Reader, UsedSteps};
 pub use user_steps::StepError;
 
-/// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).
+/// First and longest delay between two attempts of a step, if the plan has none.
+///
+/// See docs/spec/job-execution.md, section 1.4.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// Access to the job whose steps the engine executes.
@@ -181,7 +183,7 @@ pub trait Job: Send + Sync + 'static {
 /// Tokens for the two ways to end a job early.
 #[derive(Debug, Clone, Default)]
 pub struct JobCancellation {
-    /// Graceful cancel. The script is ended, and then after_script and uploads run.
+    /// Graceful cancel. After a cancel during the script, after_script and uploads still run.
     pub cancel: CancellationToken,
     /// Stop. The current step is ended, and then only cleanup steps run.
     pub stop: StopToken,
@@ -204,7 +206,7 @@ pub struct Engine<J> {
 /// Result of running a list of steps.
 #[derive(Debug)]
 pub struct StepsResult {
-    /// First failure, except failures of steps that are allowed to fail. `None` means that there was none.
+    /// First failure that is not ignored. `None` means that there was none.
     pub failure: Option<Failure>,
     /// Nodes of the steps that are part of the result.
     pub nodes: Vec<StepNode>,

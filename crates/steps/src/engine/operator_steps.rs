@@ -44,7 +44,7 @@ pub(super) fn mask_sensitive_values(job: &impl Job, steps: &UserSteps<'_>) {
     }
 }
 
-/// Passes the exports and outputs of an operator's step to the rest of the job, as far as its policy declares them.
+/// Passes the declared exports and outputs of an operator's step to the rest of the job.
 ///
 /// # Errors
 /// A declared export is missing or cannot be masked, the job does not support exports, or the output `files` is not valid.

@@ -105,7 +105,7 @@ impl PausableStep<'_> {
         }
     }
 
-    /// Pauses after the step, if there is a breakpoint. Returns its result.
+    /// Pauses after the step, if there is a breakpoint. Returns the result of the step.
     pub(super) async fn after(&self, result: StepResult) -> StepResult {
         if matches!(&result, Err(error) if matches!(error.cause(), StepError::Stopped(_))) {
             return result;
@@ -160,7 +160,7 @@ impl PausableStep<'_> {
     }
 }
 
-/// Returns the outputs of a step that did not run.
+/// Returns the declared defaults of the step's outputs.
 fn default_outputs(invocation: &Invocation<'_>) -> Map<String, Value> {
     let Outputs::Declared(outputs) = &invocation.file.spec.outputs else { return Map::new() };
     outputs.iter().filter_map(|(name, output)| Some((name.clone(), output.default.clone()?))).collect()

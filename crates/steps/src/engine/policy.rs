@@ -23,8 +23,9 @@ use crate::style;
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 pub(super) const MAX_ATTEMPTS: u32 = 10;
 
-/// Returns the setting that limits the time of a step in addition to the timeout of the job, as the end of a sentence. Empty if there is
-/// none.
+/// Returns the end of a sentence that names the setting for the timeout of a step.
+///
+/// Empty if there is no such setting.
 fn timeout_setting(step: &str) -> &'static str {
     match step {
         "after_script" => ", or RUNNER_AFTER_SCRIPT_TIMEOUT",
@@ -63,7 +64,7 @@ impl<J: Job> Engine<J> {
         (StepsResult { failure, nodes }, attempts)
     }
 
-    /// Runs the attempts of a step. Returns the result of the last one, and their number.
+    /// Runs the attempts of a step. Returns the result of the last attempt, and the number of attempts.
     async fn run_attempts(
         &self,
         step: &Step<J>,
@@ -74,7 +75,7 @@ impl<J: Job> Engine<J> {
         // A step of the operator after the job has only its own timeout. It also runs if the job was stopped.
         let is_detached = step.policy.by_operator && step.policy.when == When::Finally;
         let stop = if is_detached { StopToken::new() } else { cancellation.stop.child() };
-        // The steps of a group handle a cancel themselves. Their roles determine which of them it ends.
+        // The steps of a group handle a cancel themselves: the role of each step determines whether a cancel ends the step.
         let has_inner_steps = step.has_inner_steps();
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
         let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
@@ -104,7 +105,7 @@ impl<J: Job> Engine<J> {
         (result, attempts.number)
     }
 
-    /// Removes what a failed attempt left behind, in a separate section (docs/spec/job-execution.md, section 1.4).
+    /// Clears what the first attempt left, in a separate section (docs/spec/job-execution.md, section 1.4).
     async fn clear(&self, step: &Step<J>, stop: &StopToken) -> Result<(), Failure> {
         let (Call::Builtin(builtin) | Call::Replaced(builtin, _)) = &step.call else { return Ok(()) };
         let Some((name, title)) = builtin.clear_section() else { return Ok(()) };
@@ -242,7 +243,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Attempts of a step. The delay before each further one doubles, up to a maximum.
+/// Attempts of a step. The delay before each further attempt doubles, up to a maximum.
 #[derive(Debug)]
 pub(super) struct Attempts {
     max: u32,
@@ -290,11 +291,8 @@ pub(super) async fn wait_until_postponed(debugger: Option<&Arc<Debugger>>, deadl
     }
 }
 
-/// Runs `work`. Stops it as timed out when `expired` completes, and as canceled when `canceled` completes. Returns its result, and whether
-/// `expired` has completed.
-///
-/// The time until the work ends after a stop depends on the work: processes have the grace time, and a built-in step that blocks a thread has
-/// its own timeout.
+/// Runs `work`. Stops it as timed out when `expired` completes, and as canceled when `canceled` completes. Returns the result of `work`, and
+/// whether `expired` has completed.
 pub(super) async fn run_until<T>(
     stop: &StopToken,
     expired: impl Future<Output = ()>,

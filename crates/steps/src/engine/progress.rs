@@ -15,11 +15,11 @@ pub(super) struct JobProgress {
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
     is_finishing: bool,
-    /// Whether a step of the operator that checks or signs the artifacts failed. Then they are not uploaded.
+    /// Whether an operator's step that checks or signs the artifacts failed, so that none are uploaded.
     refuses_upload: bool,
-    /// Whether the user's script has started. Then after_script must run.
+    /// Whether the user's script has started.
     script_started: bool,
-    /// Whether the last script step has ended.
+    /// Whether a step after the script has begun.
     script_ended: bool,
 }
 
@@ -109,7 +109,7 @@ impl JobProgress {
                 return;
             }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.is_finishing = true,
-            // After a timeout of the script, after_script still runs. After any other timeout, nothing can continue.
+            // After a timeout of the script, after_script still runs. After any other timeout, only cleanup steps run.
             Failure::StepTimeout(_) if !step.policy.allow_failure => self.is_finishing |= !in_script,
             _ => {}
         }

@@ -18,12 +18,12 @@ use crate::style;
 
 const LOCK_LIMIT: Limit = Limit { bytes: 4 * 1024 * 1024, remedy: "restore it from the repository" };
 
-/// Remote steps that a job has used so far.
+/// Remote steps that a `run:` list has used so far.
 #[derive(Debug, Default)]
 pub(super) struct RemoteSteps {
-    /// Lock file, as it was before the first step ran. The inner `None` means that the file does not exist.
+    /// Lock file, as it was before the first step ran. The inner `None` means that the file does not exist or does not apply.
     lock: tokio::sync::OnceCell<Option<StepLock>>,
-    /// Directories of the fetched sources. During a job, a source does not change.
+    /// Directories of the fetched sources.
     fetched: tokio::sync::Mutex<HashMap<Source, PathBuf>>,
 }
 
@@ -44,7 +44,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Fetches a source, once in a job. Returns its directory.
+    /// Fetches a source, unless the list has fetched it before. Returns its directory.
     pub(super) async fn fetch(&self, source: &Source) -> Result<PathBuf, StepError> {
         let failed = |message: String| StepError::Fetch { source_name: source.to_string(), message };
         self.read_lock().await?;

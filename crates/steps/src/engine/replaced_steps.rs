@@ -1,6 +1,6 @@
 //! Runs steps of the operator in place of built-in steps.
 //!
-//! Such a step gets only the inputs of the built-in step that its step file declares, and the inputs that the operator sets.
+//! The operator's step gets the inputs that the operator sets, and the offered inputs that its step file declares.
 
 use std::sync::Arc;
 

@@ -122,8 +122,9 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the record, or only its reference if the records of the other calls leave no space for it. The steps of a job could otherwise fill
-    /// the memory of the agent. Authors who run a step on their machine get complete records.
+    /// Returns the record, or only its reference if the records of the list have no space left.
+    ///
+    /// Without this limit, the steps of a job could fill the memory of the agent.
     pub(super) fn limited(&self, record: CallRecord) -> CallRecord {
         if self.development.is_some_and(|development| development.full_records) {
             return record;
@@ -166,8 +167,9 @@ impl UserSteps<'_> {
         self.settings.is_debug || self.on_results.is_some()
     }
 
-    /// Passes the results to their receiver, or else writes them to the results file, without sensitive values. If this fails, the result
-    /// of the job does not change.
+    /// Passes the results, without sensitive values, to their receiver or else to the results file.
+    ///
+    /// If this fails, the result of the job does not change.
     pub(super) async fn write_results(&self, result: &StepResult) {
         let dir = self.work_dir.to_owned();
         let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));

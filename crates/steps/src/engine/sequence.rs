@@ -175,7 +175,7 @@ impl<'s> Sequence<'s> {
         EndedStep { node, results: Vec::new(), result: Ok(Map::new()) }
     }
 
-    /// Returns the end of a step that did not run because the steps were stopped. The sequence then has not succeeded.
+    /// Returns the end of a step that did not run because the steps were stopped. The end counts as a failure of the sequence.
     fn skip_stopped(&self, run: &StepRun<'_>, cause: TerminationCause) -> EndedStep {
         let reason = match cause {
             TerminationCause::CanceledByUser => "the job was canceled before the step started",
@@ -325,7 +325,7 @@ fn tolerated(
     }
 }
 
-/// Runs the attempts of a step, and ends them after its timeout. Returns the result of the last attempt, and their number.
+/// Runs the attempts of a step until its timeout. Returns the result of the last attempt, and the number of attempts.
 async fn run_attempts(
     steps: &UserSteps<'_>,
     run: &StepRun<'_>,

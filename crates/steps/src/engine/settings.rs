@@ -1,10 +1,10 @@
 //! Settings of steps. A variable of the job takes precedence over an environment variable of the same name.
 //!
-//! The operator's steps have fixed settings. The author of the job also controls the environment of an agent in a container, with the image.
+//! The operator's steps have fixed settings.
 
 use crate::expression::Dialect;
 
-/// Variable with the log level of GitLab's own steps. Every process of a step gets it.
+/// Variable with the log level of GitLab's own steps. Every process of a step gets this variable.
 pub(super) const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
 const DEBUG: &str = "CI_STEPS_DEBUG";
 const DIALECT: &str = "CI_STEPS_DIALECT";

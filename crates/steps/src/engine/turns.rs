@@ -35,7 +35,7 @@ pub(super) struct Turns {
 }
 
 struct State {
-    /// First step that has not ended.
+    /// First step whose output has not been written completely.
     current: usize,
     /// Whether a task copies the file of `current` to the log. Otherwise its output is written immediately.
     is_replayed: bool,
@@ -80,8 +80,8 @@ impl Turns {
         Arc::new(TurnLog { turns: Arc::clone(self), step })
     }
 
-    /// Ends the output of a step, and writes the output of other steps that waited for this, unless another call is writing it. Must be called
-    /// for every step.
+    /// Ends the output of a step. Then writes the waiting output of the next steps, unless another call is writing it. Must be called for
+    /// every step.
     ///
     /// The output is written in pieces, so that a step with much output does not block other jobs.
     pub(super) async fn end(&self, step: usize) {

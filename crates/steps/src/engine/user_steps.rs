@@ -127,7 +127,7 @@ impl StepError {
         }
     }
 
-    /// Returns whether another attempt of the step may succeed. An invalid expression, for example, fails every time.
+    /// Returns whether another attempt of the step may succeed.
     pub(super) fn may_pass_later(&self) -> bool {
         let fails_again = match self.cause() {
             // Expressions inside the step can use outputs of its other steps, which another attempt may change.
@@ -218,7 +218,7 @@ pub(super) enum RecordedCalls {
     Complete,
 }
 
-/// Results of the steps that were started.
+/// Nodes and results of steps.
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) nodes: Vec<StepNode>,
@@ -246,7 +246,7 @@ pub(super) struct Frame<'f> {
     pub(super) path: String,
 }
 
-/// Maximum size of the complete records of a list's calls, before they are masked. The result of the job keeps less of them.
+/// Maximum total size in bytes of the complete records of a list's calls, before they are masked.
 pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024 * 1024;
 /// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
@@ -352,8 +352,9 @@ impl<'a> UserSteps<'a> {
         UserSteps { stop, ..self.clone() }
     }
 
-    /// Returns the state for steps that run at the same time as others, with a separate log. From now on, neither sees the exports of the other.
-    /// The kernel cannot count their traffic separately, so it counts for the step around them.
+    /// Returns the state for steps that run at the same time as others.
+    ///
+    /// It has a separate log and a copy of the exports. The kernel cannot count their traffic separately, so the traffic counts for the step around them.
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }

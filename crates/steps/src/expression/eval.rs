@@ -13,7 +13,7 @@ fn error(message: impl Into<String>) -> ExpressionError {
     ExpressionError::Eval(message.into())
 }
 
-/// Evaluates `node`. `depth` is the number of enclosing strings of other expressions.
+/// Evaluates `node`. `depth` is the number of strings with expressions that contain `node`.
 pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),

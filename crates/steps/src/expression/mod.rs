@@ -54,7 +54,7 @@ impl Scope {
     }
 }
 
-/// Error of an expression. The messages are the same as in GitLab's step-runner.
+/// Error of an expression. The messages are based on those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// A `${{` has no matching `}}`.

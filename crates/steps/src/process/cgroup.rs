@@ -26,7 +26,7 @@ const MAX_NAMES: usize = 1000;
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup(PathBuf);
 
-/// Cgroup of an agent, beside the cgroups of other agents. It is locked, and agents remove only cgroups that are not locked.
+/// Cgroup of an agent, beside the cgroups of other agents. It is locked, because other agents remove unlocked cgroups.
 ///
 /// A process ID would not show whether the agent still runs: agents in different PID namespaces can create cgroups in the same directory.
 #[derive(Debug)]
@@ -37,8 +37,7 @@ pub(super) struct AgentCgroup {
 }
 
 impl AgentCgroup {
-    /// Creates the cgroup that contains the processes of all jobs. `None` means that the system does not permit one, or that its kernel is
-    /// too old.
+    /// Creates the cgroup that contains the processes of all jobs. `None` means that the system does not support or permit it.
     pub(super) fn for_processes() -> Option<Self> {
         let mount = mount_point(&procfs::read("/proc/self/mountinfo").ok()?)?;
         let own_path = procfs::read("/proc/self/cgroup").ok()?;
@@ -51,7 +50,7 @@ impl AgentCgroup {
         Some(created)
     }
 
-    /// Creates a cgroup inside the cgroup `parent`, after it has removed the cgroups of agents that no longer run.
+    /// Removes the cgroups of agents that no longer run, and creates a cgroup inside the cgroup `parent`.
     pub(super) fn create(parent: &Path) -> io::Result<Self> {
         remove_dead_agents(parent);
         for _ in 0..MAX_NAMES {
@@ -59,7 +58,7 @@ impl AgentCgroup {
             let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
             // Other users must not be able to open the directory: they could lock it.
             match DirBuilder::new().mode(0o711).create(&path).and_then(|()| File::open(&path)) {
-                // Another agent may have locked or removed the cgroup before this agent locked it. The one that locked it removes it.
+                // Another agent may have locked the cgroup first, in order to remove it.
                 Ok(directory) if directory.try_lock().is_ok() && is_same_file(&directory, &path) => {
                     return Ok(Self { cgroup: Cgroup(path), _lock: directory });
                 }
@@ -117,7 +116,7 @@ impl Cgroup {
         match fs::create_dir_all(&path) {
             Ok(()) => Some(Self(path)),
             Err(error) => {
-                tracing::warn!(%error, path = %path.display(), "failed to create the cgroup of a job");
+                tracing::warn!(%error, path = %path.display(), "failed to create a cgroup");
                 None
             }
         }
@@ -171,7 +170,7 @@ fn remove_dead_agents(parent: &Path) {
         if let Ok(directory) = File::open(&path)
             && directory.try_lock().is_ok()
         {
-            // The kernel refuses while there are processes in it.
+            // The kernel refuses while there are processes in the cgroup.
             Cgroup(path).remove();
         }
     }

@@ -7,8 +7,7 @@
 //! file size     RLIMIT_FSIZE
 //! ```
 //!
-//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape. If the kernel does not
-//! permit a limit, the job fails before the first of these processes starts.
+//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -26,14 +25,15 @@ use super::{Processes, procfs};
 
 /// Period of the CPU limit in microseconds. This is the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. The names of the cgroups of process sets begin with a number.
+/// Prefix of the names of rules' version 2 cgroups. The names of the cgroups of process sets begin with a number instead.
 const RULE_PREFIX: &str = "rule-";
 /// Number of rules with limits for which this process has created a cgroup. Makes the names unique.
 static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
-    /// Rules whose limits apply to the processes that are started now, from the outermost step to the innermost. Not set for processes
-    /// without limits.
+    /// Rules that limit the processes that are started now, from the outermost step to the innermost.
+    ///
+    /// Not set for processes without limits.
     static RULES: Vec<usize>;
 }
 
@@ -69,7 +69,7 @@ pub enum LimitError {
 pub(super) struct JobLimits {
     /// Limits of all processes of the author. `None` means that there are none.
     all: Option<Arc<Limits>>,
-    /// Limits of steps, by the positions of the rules that allow the calling steps and the step itself, outermost first.
+    /// Limits of steps, by the positions of the rules for the calling steps and the step, outermost first.
     by_rules: HashMap<Vec<usize>, Arc<Limits>>,
 }
 
@@ -195,7 +195,7 @@ impl Limits {
 }
 
 impl JobLimits {
-    /// Prepares the limits of a step in addition to the limits of the steps that call it, unless that was done before.
+    /// Prepares the limits of the last rule in addition to those of the others, unless they are prepared.
     fn prepare_rules(&mut self, rules: &[usize], limits: &StepLimits, job: Option<&Cgroup>) -> Result<(), LimitError> {
         if self.by_rules.contains_key(rules) {
             return Ok(());
@@ -227,7 +227,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Checks whether the kernel permits the limits of a rule, in addition to the limits of [`Processes::set_limits`].
+    /// Checks whether the kernel permits a rule's limits in addition to those of [`Processes::set_limits`].
     ///
     /// # Errors
     /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
@@ -235,7 +235,7 @@ impl Processes {
         self.limits.lock().prepare_rules(&[rule], limits, self.cgroup.as_ref())
     }
 
-    /// Runs work whose processes also have the limits of the rule at this position, in addition to the limits of the work around it.
+    /// Runs work with the limits of the rule at this position, in addition to the limits that apply already.
     ///
     /// # Errors
     /// [`LimitError`] if the kernel does not permit a limit. The work was not started then.
@@ -260,7 +260,7 @@ impl Processes {
         limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
     }
 
-    /// Returns whether a process that is started now has no network, because of the limits of the work around it.
+    /// Returns whether the current limits leave a process that is started now without a network.
     #[must_use]
     pub fn have_no_network_now(&self) -> bool {
         self.current_limits().is_some_and(|limits| limits.values.no_network)
@@ -283,7 +283,7 @@ impl Processes {
     }
 }
 
-/// Returns whether a version 2 cgroup has a controller. Tries to enable it for the cgroup first. `depth` is the number of limits around it.
+/// Returns whether a version 2 cgroup has a controller. Tries to enable a missing controller. `depth` is the number of limits around the cgroup.
 fn has_controller(cgroup: &Cgroup, controller: &str, depth: usize) -> bool {
     let is_listed = || {
         let listed = fs::read_to_string(cgroup.path().join("cgroup.controllers")).unwrap_or_default();

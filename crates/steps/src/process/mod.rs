@@ -164,7 +164,9 @@ impl Drop for ProcessManager {
     }
 }
 
-/// Looks up a program in the agent's `PATH`, then in the usual directories (docs/spec/job-execution.md, section 4.2).
+/// Looks up a program in the agent's `PATH`, then in the usual directories.
+///
+/// See docs/spec/job-execution.md, section 4.2.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     find_in(&std::env::var_os("PATH").unwrap_or_default(), name)
@@ -197,7 +199,7 @@ fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
 
 /// Returns whether jobs inherit the environment variable `key` from the agent.
 ///
-/// They do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
+/// Jobs do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
 /// tokens on.
 fn is_inherited_by_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
@@ -206,7 +208,7 @@ fn is_inherited_by_jobs(key: &OsStr) -> bool {
     !key.starts_with(b"MUSTER_") && !excluded.contains(&key)
 }
 
-/// Processes of one job. [`Processes::finish`] must be called before it is dropped.
+/// Processes of one job. [`Processes::finish`] must be called before the value is dropped.
 pub struct Processes {
     manager: Arc<ProcessManager>,
     /// Number of the job in the list of running jobs.
@@ -270,7 +272,7 @@ impl Processes {
         self.environment.extend(more);
     }
 
-    /// Keeps only the variables for which `is_kept` returns true in the environment of processes that are started later.
+    /// Removes the variables for which `is_kept` returns false from the environment of later processes.
     pub fn retain_environment(&mut self, is_kept: impl Fn(&OsStr) -> bool) {
         self.environment.retain(|(key, _)| is_kept(key));
     }
@@ -295,14 +297,17 @@ impl Processes {
         Ok(())
     }
 
-    /// Adds the usage of a process that has ended, or is about to be terminated, to the usage of the job and of the current step.
+    /// Adds the usage of a process to the usage of the job and of the current step.
+    ///
+    /// The process has ended, or is about to be terminated.
     fn count(&self, usage: Usage) {
         self.usage.lock().add(usage);
         usage::add_to_step(usage);
     }
 
-    /// Returns the resources that the job has used so far: the counters of its cgroup, or the sum of its ended processes if the cgroup
-    /// does not count them.
+    /// Returns the resources that the job has used so far.
+    ///
+    /// CPU time and memory come from the job's cgroup, if it counts either of them. The other values are sums over the ended processes.
     #[must_use]
     pub fn usage_counters(&self) -> UsageCounters {
         let usage = *self.usage.lock();

@@ -15,11 +15,13 @@ use tokio::time::timeout;
 
 use crate::log::{Log, Stream};
 
-/// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md, section 1.4).
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without output after which a step is complete, even if a child such as a background server still has the pipe open.
+/// Maximum time to wait for output after a process has ended, if its children keep printing.
 ///
-/// Later output is still written to the log.
+/// See docs/spec/steps.md, section 1.4.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without output after which a step is complete.
+///
+/// A child such as a background server may still have the pipe open. Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once.
 const READ_BUFFER_BYTES: usize = 256 * 1024;
@@ -83,8 +85,7 @@ fn copy_large_pieces(pipe: &Receiver, mut copy_piece: impl FnMut() -> io::Result
 
 /// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
 ///
-/// Masking makes writing to the log expensive, so this yields to other tasks after each large piece. If a process prints a lot, other tasks,
-/// such as the readers of the log, run at the same time.
+/// Masking makes writing to the log expensive, so this function yields to other tasks after each large piece.
 pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,

@@ -80,7 +80,7 @@ pub enum RunError {
         #[source]
         source: io::Error,
     },
-    /// The process was killed right after its start, because it could not be watched or recorded in the spool.
+    /// The process was killed, because it could not be watched or recorded.
     #[error("failed to watch a process")]
     Watch(#[source] io::Error),
 }
@@ -229,7 +229,7 @@ impl Processes {
         Ok(status)
     }
 
-    /// Waits until the process has ended, or terminates the processes of the job when `stop` is stopped. Polls `feed`, which writes the
+    /// Waits until the process has ended, or terminates the processes of `set` when `stop` is stopped. Polls `feed`, which writes the
     /// input of the process, at the same time.
     async fn watch(
         &self,

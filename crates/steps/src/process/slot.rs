@@ -2,7 +2,7 @@
 //! machine, and count the job's usage.
 //!
 //! ```text
-//! <mount>/<slot>          cgroup of the slot, never removed: its weight is the slot's share while slots compete
+//! <mount>/<slot>          cgroup of the slot, kept after its jobs: its weight is the slot's share while slots compete
 //! <mount>/<slot>/job-<n>  cgroup of one job, removed after the job: counts the job's usage
 //! ```
 //!
@@ -20,7 +20,7 @@ use super::procfs;
 
 /// CPU shares per slot in version 1. This is the kernel's default.
 const CPU_SHARES_PER_SLOT: u64 = 1024;
-/// Weight per slot of CPU and I/O in version 2, and of I/O in version 1. This is the kernel's default.
+/// Weight per slot of CPU and I/O in version 2, and of I/O in version 1.
 const WEIGHT_PER_SLOT: u64 = 100;
 /// Maximum weight that the kernel permits in version 2.
 const MAX_WEIGHT: u64 = 10_000;
@@ -42,7 +42,7 @@ pub enum SlotError {
     /// The mounted hierarchies cannot be read.
     #[error("failed to read /proc/self/mountinfo: {0}")]
     Mounts(#[source] io::Error),
-    /// No hierarchy controls CPU, memory or I/O.
+    /// No usable hierarchy is mounted.
     #[error("the system has no cgroups")]
     NoCgroups,
     /// No hierarchy permits the cgroup. Contains the error of the first hierarchy.
@@ -77,7 +77,7 @@ pub struct UsageCounters {
     pub cpu: Option<Duration>,
     /// Peak memory in bytes. If a cgroup counted it, it includes the page cache.
     pub memory_bytes: Option<u64>,
-    /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is the peak of the largest process.
+    /// Whether CPU time and memory come from single processes, because no cgroup counts them. Memory is then the peak of the largest process.
     pub by_processes: bool,
     /// Bytes that processes of the job read from storage. The kernel counts them for each process, not for the cgroup.
     pub read_bytes: Option<u64>,

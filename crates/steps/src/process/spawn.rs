@@ -301,7 +301,7 @@ unsafe fn restrict(child: &Child) -> bool {
     }
 }
 
-/// Waits until the program is executed, or returns the error of the child.
+/// Waits until the child has executed its program, or has failed to. Returns the error of the child.
 fn exec_error(pipe: OwnedFd) -> Option<io::Error> {
     let mut number = [0; size_of::<c_int>()];
     // The pipe also closes if the child was killed before it executed the program. Its exit status shows that.

@@ -23,7 +23,7 @@ impl Watched {
     /// Watches the process `pid`. It may be any process of this machine.
     ///
     /// # Errors
-    /// The process does not exist.
+    /// The process does not exist, or the system does not permit watching it.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let fd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;

@@ -1,4 +1,4 @@
-//! Terminates processes: sends TERM to all of them, then KILL after the grace time, until none is left.
+//! Terminates processes: sends TERM to all of them, then KILL after the grace time.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use super::sys::Watched;
 use super::usage::Usage;
 use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 
-/// Maximum time to wait for killed processes to exit. Only a process in an uninterruptible system call takes longer.
+/// Maximum time to wait for killed processes to exit.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum time between two searches for orphans that have exited.
 const REAP_INTERVAL: Duration = Duration::from_millis(500);
@@ -26,8 +26,6 @@ const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Processes {
     /// Terminates every process of the job. Returns the number of processes that are still alive.
-    ///
-    /// The number is 0, unless a process is stuck in the kernel.
     pub async fn terminate(&self, grace: Duration) -> usize {
         self.terminate_set(&self.all, grace).await
     }
@@ -44,7 +42,7 @@ impl Processes {
         remaining
     }
 
-    /// Ends the job: terminates its processes, waits for their remaining output and removes the cgroup.
+    /// Ends the job: terminates its processes, waits for their remaining output, and removes the cgroup unless its counters are still needed.
     pub async fn finish(&self, grace: Duration) {
         if self.may_have_processes() {
             let remaining = self.terminate(grace).await;
@@ -79,7 +77,7 @@ impl Processes {
         slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
     }
 
-    /// Returns whether the job may have processes. Most jobs have none at their end. In that case this reads only a short list.
+    /// Returns whether the job may have processes. Fast if it has none, like most jobs at their end.
     fn may_have_processes(&self) -> bool {
         // If the agent is the subreaper, every remaining process of a job descends from a child of the agent.
         let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
@@ -124,8 +122,9 @@ impl Processes {
         if roots.is_empty() { Vec::new() } else { procfs::with_all_descendants(roots) }
     }
 
-    /// Collects the exit status of the job's orphans as they exit, so that a long script does not fill the process table. Adds their usage to
-    /// the job's.
+    /// Collects the exit status of the job's orphans as they exit, and adds their usage to the job's.
+    ///
+    /// Otherwise a long script could fill the process table.
     pub(super) async fn reap_exited_orphans(&self) -> Infallible {
         // The orphans of a short command are reaped after it. Each watching job would be woken by the exits of all jobs.
         sleep(REAP_INTERVAL).await;
@@ -194,7 +193,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
             terminate_all(|| cgroup.members(), grace, || vec![cgroup.clone()]).await;
             cgroup.remove();
             if let Some(parent) = path.parent() {
-                // This is the dead agent's cgroup. The call fails while other jobs are in it.
+                // This is the cgroup of the dead agent or of the slot. The call fails while other jobs are in it.
                 let _ = std::fs::remove_dir(parent);
             }
         }
@@ -221,7 +220,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
     }
 }
 
-/// Sends TERM, and KILL after `grace`, until `members` returns no process.
+/// Sends TERM, and KILL after `grace`, until `members` returns no process. Gives up [`KILL_TIMEOUT`] after `grace`.
 ///
 /// `cgroups` contain only these processes. Returns the number of remaining processes.
 pub(super) async fn terminate_all(

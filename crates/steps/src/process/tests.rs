@@ -272,8 +272,8 @@ async fn process_with_non_utf8_name_is_terminated_with_its_job() {
         assert_eq!(std::fs::read(format!("/proc/{pid}/comm")).unwrap(), b"\xff\xfe\n");
         let watched = Watched::open(pid).unwrap();
         processes.finish(GRACE).await;
-        assert!(watched.has_ended(), "the process still runs after the end of its job");
-        assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "the process remains as a zombie");
+        assert!(watched.has_ended(), "the process must end with its job");
+        assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "the process must not remain as a zombie");
     }
 }
 
@@ -291,7 +291,7 @@ async fn only_recorded_leftovers_are_terminated() {
         records.push(ProcessRecord::Leader { pid: id, start_ticks: 1 });
         terminate_leftovers(&records, GRACE).await;
         assert!(!is_alive(pid));
-        assert!(is_alive(id), "a process with the same ID but another start time was terminated");
+        assert!(is_alive(id), "a process with the same ID but another start time must not be terminated");
         unrelated.kill().unwrap();
         unrelated.wait().unwrap();
     }

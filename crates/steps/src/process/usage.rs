@@ -1,7 +1,7 @@
 //! Resource usage of the processes of a job and of its steps, as the kernel counts it for each process.
 //!
-//! The usage covers processes that have ended, with the children that they waited for, and processes that are being terminated. The counters
-//! of a cgroup are more accurate, and are used if they exist ([`super::SlotCgroup`]).
+//! The usage covers processes that have ended, with the children that they waited for, and processes that are being terminated. For CPU time
+//! and memory of a job, the counters of a cgroup are more accurate, and are used if they exist ([`super::SlotCgroup`]).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,7 +9,7 @@ use crate::expression::Dialect;
 
 /// Names of the step file in a step's directory. The first that exists is used.
 const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
-/// Names in the legacy dialect, which is that of step-runner 0.11.0.
+/// Names of the step file in the legacy dialect.
 const LEGACY_STEP_FILES: [&str; 1] = ["step.yml"];
 
 /// Reference to a remote step, written as a mapping. Its texts may contain expressions.
@@ -103,7 +103,7 @@ pub enum ReferenceError {
     /// Legacy dialect: the host has no dot.
     #[error("escaping path: malformed module path {0:?}: missing dot in first path element")]
     HostWithoutDot(String),
-    /// The revision is `.git`, which is the name of the directory of a Git repository.
+    /// The revision is `.git`.
     #[error(".git version not allowed; use a tag, a branch or the hash of a commit")]
     GitRevision,
     /// The tag or digest of an image is invalid.

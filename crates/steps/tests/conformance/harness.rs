@@ -84,7 +84,7 @@ impl Project {
     }
 
     pub(crate) fn file(self, path: &str, text: &str) -> Self {
-        assert!(Path::new(path).is_relative(), "{path:?} is outside the project");
+        assert!(Path::new(path).is_relative(), "{path:?} must be relative to the project");
         let path = self.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
@@ -168,7 +168,7 @@ impl Outcome {
     /// Returns the message of a run that failed, and the messages of its steps.
     #[track_caller]
     pub(crate) fn error(&self) -> String {
-        let failure = self.failure.as_ref().unwrap_or_else(|| panic!("the run succeeded: {self:#?}"));
+        let failure = self.failure.as_ref().unwrap_or_else(|| panic!("the run must fail: {self:#?}"));
         let messages = self.nodes.iter().map(|node| node.message.as_str());
         [failure.as_str()].into_iter().chain(messages).collect::<Vec<_>>().join("\n")
     }

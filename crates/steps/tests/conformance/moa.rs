@@ -2,7 +2,7 @@
 
 use super::harness::Project;
 
-/// Passes the expression to the step `e` of the harness as its first input, and returns how the step prints this input.
+/// Returns how the step `e` of the harness prints the expression, passed as its first input.
 ///
 /// The other inputs have their defaults.
 async fn value(expression: &str) -> String {

@@ -5,8 +5,9 @@ use super::harness::Project;
 /// Step that prints its directory.
 const WHERE: &str = "{}\n---\nexec: {command: [echo, '${{step_dir}}']}";
 
-/// Runs a reference in the step file `base/step.yml` of a project with steps in several places, and returns the directory of the step
-/// that it refers to, relative to the project.
+/// Returns the directory of the step that a reference in `base/step.yml` refers to.
+///
+/// The directory is relative to a project with steps in several places.
 async fn directory_of(reference: &str) -> String {
     let project = Project::new();
     let root = project.path().display().to_string();

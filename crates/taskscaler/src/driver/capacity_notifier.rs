@@ -11,7 +11,7 @@ pub(super) struct CapacityNotifier {
     has_refused: bool,
     /// Time at which a reservation may become possible without an event. `None` means that only an event can change it.
     check_at: Option<Time>,
-    /// Number of notifications so far, which callers watch. The scaler task also increments it when it revokes a reservation.
+    /// Number of notifications so far, which callers watch. Also incremented when a reservation is revoked.
     notifications: watch::Sender<u64>,
 }
 

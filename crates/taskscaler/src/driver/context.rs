@@ -15,7 +15,7 @@ use crate::types::GroupId;
 /// Minimum remaining validity of cached connection details, in seconds (docs/spec/fleeting.md, section 2.4).
 const MIN_VALIDITY_S: i64 = 10;
 
-/// Maximum number of attempts to get the connection details of an instance if the plugin is down, exits or times out.
+/// Maximum attempts to get connection details while the plugin is down, exits or times out.
 const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;
 const CONNECT_INFO_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -26,8 +26,7 @@ pub(super) struct DriverContext {
     connect_infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
     /// Number of notifications so far.
     ///
-    /// Callers are notified when a reservation is possible again after a refusal, and when reservations are revoked. See
-    /// [`super::Scaler::capacity_changes`].
+    /// Callers are notified when a reservation is possible again after a refusal, and when a reservation is revoked.
     pub(super) capacity_changes: watch::Sender<u64>,
     /// Returns the time of the wall clock, in seconds since 1970.
     pub(super) wall_clock: fn() -> i64,

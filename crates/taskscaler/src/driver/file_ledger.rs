@@ -259,11 +259,11 @@ mod tests {
         for length in inside_last_batch..bytes.len() {
             std::fs::write(&path, &bytes[..length]).unwrap();
             let rows = rows_as_text(&path).await;
-            assert!(rows.len() == 2 || rows.len() == 1, "a batch is applied completely or not at all: {rows:?}");
+            assert!(rows.len() == 2 || rows.len() == 1, "a batch must be applied completely or not at all: {rows:?}");
             let mut ledger = FileLedger::new(&path);
             ledger.load().await.unwrap();
             ledger.apply(&[change("c", Some(1))]).await.unwrap();
-            assert_eq!(rows_as_text(&path).await.len(), rows.len() + 1, "a change after a truncated line is read");
+            assert_eq!(rows_as_text(&path).await.len(), rows.len() + 1, "a change after a truncated line must be read");
         }
     }
 

@@ -131,7 +131,7 @@ impl Scaler {
         answer.await.map_err(|_| None)?.map_err(Some)
     }
 
-    /// Returns a receiver that changes when a reservation is possible again after [`Self::reserve`] refused one.
+    /// Returns a receiver that changes when [`Self::reserve`] can succeed again after a refusal.
     ///
     /// It also changes when reservations are revoked ([`Reservation::is_revoked`]).
     #[must_use]
@@ -164,7 +164,7 @@ impl Scaler {
 
     /// Releases the unclaimed leases of an earlier manager process.
     ///
-    /// Their instances are deleted, unless [`Config::jobs_are_isolated`] is set.
+    /// Their instances are drained, unless [`Config::jobs_are_isolated`] is set.
     pub fn claims_complete(&self) {
         self.send(Event::ClaimsComplete);
     }
@@ -186,7 +186,9 @@ impl Scaler {
         self.send(Event::Drain);
     }
 
-    /// Makes [`Self::shutdown`] delete all instances regardless of the configuration, because no later start uses the ledger.
+    /// Makes [`Self::shutdown`] delete all instances regardless of the configuration.
+    ///
+    /// For a scaler whose ledger no later start uses.
     pub fn delete_all_on_shutdown(&self) {
         self.send(Event::DeleteAllOnStop);
     }
@@ -218,7 +220,7 @@ impl Scaler {
         self.send(Event::PriceChanged { group, per_hour });
     }
 
-    /// Sets whether a group's provider has instances in stock. While it has none, the scaler requests none from it.
+    /// Sets whether a group's provider has instances in stock. The scaler requests none from a group without stock.
     pub fn set_stock(&self, group: GroupId, available: bool) {
         self.send(Event::StockChanged { group, available });
     }
@@ -245,7 +247,7 @@ impl Scaler {
 
     /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
     ///
-    /// `None` means that the scaler did not answer: in time, or because it was already shut down. The ledger then names the instances.
+    /// `None` means that the scaler did not answer in time, or had already shut down. The ledger then names the instances.
     ///
     /// No more slots are assigned. Waits up to `timeout` for leases to end and for deletions, and then up to ten seconds for the
     /// plugins to stop.

@@ -75,7 +75,7 @@ fn wait_message(wait: Option<WaitReason>) -> String {
     parts.join("; ")
 }
 
-/// A slot that is reserved for a job that has not been requested yet. Dropping the handle releases the reservation.
+/// A slot that is reserved for a job. Dropping the handle releases the reservation.
 #[derive(Debug)]
 pub struct Reservation {
     pub(super) key: TaskKey,
@@ -93,8 +93,7 @@ impl Reservation {
 
     /// Returns true if the scaler no longer expects capacity for this reservation.
     ///
-    /// The caller should drop it instead of requesting a job. If it has received a job already, [`Self::acquire`] still works.
-    /// [`super::Scaler::capacity_changes`] changes when reservations are revoked.
+    /// The caller should drop the reservation instead of requesting a job. After a job was received, [`Self::acquire`] still works.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed)
@@ -113,7 +112,7 @@ impl Reservation {
     /// The reservation is released, because the environment has its own instance.
     ///
     /// # Errors
-    /// Returns [`AcquireError`] after about five minutes at the latest, or after ten if the ledger cannot be written.
+    /// Returns [`AcquireError`] if the environment cannot be resumed, after ten minutes at the latest.
     pub async fn resume(mut self, name: String, owner: String) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Environment(EnvironmentCommand::Resume {
@@ -218,7 +217,7 @@ impl LeaseHandle {
     /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// Returns [`ConnectInfoError`] if the plugin has no details of the instance or failed several times.
+    /// Returns [`ConnectInfoError`].
     pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.assignment.group, &self.assignment.instance).await
     }
@@ -294,7 +293,7 @@ impl LeaseHandle {
         self.shared.send_event(Event::Retire { group, id, reason });
     }
 
-    /// Reports the job's resource usage, from which the scaler learns the needs of later jobs of the same kind.
+    /// Reports the job's resource usage.
     pub fn report_usage(&self, usage: JobUsage) {
         self.shared.send_event(Event::JobUsage { key: self.assignment.key.clone(), usage });
     }
@@ -307,9 +306,9 @@ impl LeaseHandle {
         answer.await.ok()
     }
 
-    /// Ends the lease and suspends the instance for a later job of `owner`, which resumes it by the lease's key.
+    /// Ends the lease, and suspends the instance for a later job of `owner`.
     ///
-    /// Returns once the ledger contains the change. `None` means that the scaler has shut down.
+    /// The later job resumes it by the lease's key. Returns once the ledger contains the change. `None` means that the scaler has shut down.
     pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Environment(EnvironmentCommand::Suspend {
@@ -320,7 +319,7 @@ impl LeaseHandle {
         answer.await.ok()
     }
 
-    /// Drops the handle without releasing the slots, so that the next start of the manager can claim the lease.
+    /// Drops the handle without releasing the slots. The next start of the manager can claim the lease.
     pub fn leave_to_next_start(mut self) {
         self.is_detached = true;
     }

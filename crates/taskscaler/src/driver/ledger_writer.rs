@@ -69,7 +69,7 @@ struct RunningWrite {
     assigned: Vec<TaskKey>,
 }
 
-/// Writes ledger changes in the background and releases each action once its change is durable.
+/// Writes ledger changes in the background, and releases each action once its change is written.
 pub(super) struct LedgerWriter {
     /// The storage. `None` while a write is in progress, because the write owns it.
     store: Option<Box<dyn LedgerStore>>,

@@ -165,7 +165,7 @@ impl Metrics {
         metrics
     }
 
-    /// Creates the series of the counters before the first operation, so that a rate includes that operation.
+    /// Creates the series of the counters before the first operation. A rate then includes that operation.
     fn create_series(&self) {
         for (counters, operations) in [
             (&self.instance_operations, &["create", "delete", "suspend", "resume"][..]),

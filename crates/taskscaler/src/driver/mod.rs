@@ -10,7 +10,7 @@
 //! - Create calls, delete calls and slot assignments happen only after the ledger contains them ([`LedgerStore`]). If the ledger
 //!   cannot be written, these stop, but everything else continues: instances are listed and health-checked, jobs are notified
 //!   when their instance is lost, slots are released, status queries are answered, and shutdown ends in time.
-//! - Dropping a handle cancels it. A dropped [`Reservation`] is released, a dropped future of [`Reservation::acquire`] cancels the
+//! - A dropped [`Reservation`] is released, a dropped future of [`Reservation::acquire`] cancels the
 //!   request, and a dropped [`LeaseHandle`] releases its slots. [`LeaseHandle::leave_to_next_start`] keeps the lease for
 //!   the next start of the manager, which gets it with [`Scaler::claim`].
 

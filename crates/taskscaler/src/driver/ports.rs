@@ -107,8 +107,7 @@ pub struct StartingInstance {
     pub id: InstanceId,
     /// Accepted fingerprints of the instance's SSH host keys. Empty means that the first key it presents is trusted.
     pub host_keys: Vec<String>,
-    /// Whether the instance was ready before a restart of the manager or before an operator cordoned it. Jobs may be running on
-    /// it then.
+    /// Whether the instance was ready earlier, for example before a restart of the manager. Jobs may be running on it then.
     pub was_ready: bool,
     pub(super) group_id: GroupId,
     pub(super) shared: Arc<DriverContext>,
@@ -120,7 +119,7 @@ impl StartingInstance {
     /// Cached details are used unless they expire within ten seconds.
     ///
     /// # Errors
-    /// Returns [`ConnectInfoError`] if the plugin has no details of the instance or failed several times.
+    /// Returns [`ConnectInfoError`].
     pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.group_id, &self.id).await
     }
@@ -128,7 +127,7 @@ impl StartingInstance {
 
 /// Makes an instance ready for jobs: connects to it, runs the ready command and deploys the agent.
 ///
-/// Called once per instance and start of the manager, and again after the instance was uncordoned or resumed. The engine gives up
+/// Called for each new instance, and again after a restart of the manager, an uncordon or a resume. The engine gives up
 /// after [`crate::config::Config::ready_timeout`].
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {

@@ -34,14 +34,14 @@ pub enum LedgerError {
     /// The file exists but has no complete first line. A ledger is renamed into place only when it is complete.
     #[error("scaler ledger {} is empty or truncated in its first line, because another program changed it; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", .0.display())]
     Truncated(PathBuf),
-    /// The file was written by a later version of Muster.
+    /// The file has another format version.
     #[error("scaler ledger {} has version {found}, but this version of Muster supports {supported}; start the version of Muster that wrote it, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", path.display())]
     Version {
         /// Path of the file.
         path: PathBuf,
         /// Version of the file.
         found: u32,
-        /// Latest supported version.
+        /// Supported version.
         supported: u32,
     },
     /// The file is larger than any ledger.
@@ -71,9 +71,9 @@ impl LedgerError {
 pub trait LedgerStore: Send + 'static {
     /// Returns all rows.
     async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, LedgerError>;
-    /// Applies all changes or none. After an error, it is called again with the same changes and those that were added later.
+    /// Applies all changes or none. After an error, called again with the same changes and those that were added later.
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError>;
-    /// Appends decisions to the one-day history behind `muster fleet explain`. Best effort: a failure loses history only.
+    /// Appends decisions to the history behind `muster fleet explain`. A failure loses only history.
     async fn append_history(&mut self, _decisions: &[HistoryEntry]) {}
 }
 

@@ -52,7 +52,7 @@ pub(super) struct ScalerTask {
     calls: JoinSet<Event>,
     /// For each running call, the event to handle if the call panics.
     panic_events: HashMap<task::Id, Event>,
-    /// For each group, a task that waits until the availability of its plugin changes, and then returns the receiver.
+    /// For each group, a task that returns the receiver when the availability of its plugin changes.
     status_watches: JoinSet<(GroupId, watch::Receiver<PluginAvailability>)>,
     /// Callers that wait for slots or for an environment.
     pub(super) waiting: HashMap<TaskKey, oneshot::Sender<Result<LeaseHandle, EnqueueError>>>,

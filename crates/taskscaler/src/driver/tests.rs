@@ -179,13 +179,13 @@ async fn preparation_waits_for_crashed_plugin() {
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..2 {
         sleep_seconds(300).await;
-        assert!(cloud.require_up().is_err(), "the call for the connection details did not crash the plugin");
+        assert!(cloud.require_up().is_err(), "the call for the connection details must crash the plugin");
         assert_eq!(states(&scaler).await, ["preparing"]);
         cloud.plugin.send_replace(UP);
     }
     sleep_seconds(30).await;
     assert_eq!(states(&scaler).await, ["ready"]);
-    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the instance was replaced");
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the instance must not be replaced");
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,11 +7,13 @@ use crate::decision::ScaleUpBlock;
 use crate::throttle::{Backoff, TokenBucket};
 use crate::time::Time;
 
-/// Maximum number of `Increase` calls per second, regardless of `scale_throttle` (invariant I6, docs/explanation/taskscaler.md).
+/// Maximum number of `Increase` calls per second, regardless of `scale_throttle`.
+///
+/// See invariant I6 in docs/explanation/taskscaler.md.
 const CALLS_PER_SECOND: f64 = 10.0;
 /// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
-/// Number of consecutive instances that did not become ready, after which instances are requested one at a time.
+/// Consecutive instances that did not become ready, after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
 /// First pause after the provider accepted fewer instances than requested.
 ///
@@ -21,8 +23,7 @@ const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum of the limit on the size of requests.
 ///
-/// A failure limits the size of requests, and each completely accepted request doubles the limit. The limit is removed once it
-/// exceeds this.
+/// A failure limits the size of requests, and each completely accepted request doubles the limit. A larger limit is removed.
 const MAX_SIZE_LIMIT: u32 = 1024;
 
 /// What the provider's answer to a request means for the next one.

@@ -16,13 +16,13 @@ use crate::types::GroupId;
 
 /// Time until the next check of an instance that failed a health check or whose plugin is down.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Delay before the first retry of a deletion that the provider rejected. It doubles up to the retry interval.
+/// Delay before the first retry of a deletion that the provider rejected. The delay doubles up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Number of delete calls without effect after which a deletion is reported as stuck.
 ///
 /// The deletion is reported again each time that this number of further calls has had no effect.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
-/// Time after which a delete call without an answer is repeated. The driver answers each call, so this rarely happens.
+/// Time after which a delete call without an answer is repeated.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// Instances whose delete call is due.

@@ -14,9 +14,9 @@ use crate::time::{Now, Time};
 /// Whether the group's plugin is running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Plugin {
-    /// It is not running.
+    /// The plugin is not running.
     Down { cause: String },
-    /// It is running. `max_size` is the maximum number of instances that it reports. 0 means that it reports none.
+    /// The plugin is running. `max_size` is the maximum number of instances that it reports. 0 means that it reports none.
     Up { max_size: u32 },
 }
 
@@ -39,15 +39,15 @@ impl Estimate {
 /// Classification of an instance that appeared in a list and is not in the pool.
 #[derive(Debug)]
 pub(super) enum Discovery {
-    /// It was considered deleted, but appears again.
+    /// The instance was considered deleted, but appears again.
     Reappeared,
-    /// A scale-up request has created it.
+    /// A scale-up request has created the instance.
     Requested(MatchedRequest),
-    /// It is ignored: it is unmanaged, or already being deleted.
+    /// The instance is ignored: it is unmanaged, or already being deleted.
     Unmanaged,
-    /// It is unmanaged and will be used.
+    /// The instance is unmanaged and will be used.
     Adopted,
-    /// It is unmanaged and will be deleted.
+    /// The instance is unmanaged and will be deleted.
     Unwanted,
 }
 

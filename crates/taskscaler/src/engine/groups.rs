@@ -8,7 +8,7 @@ use crate::decision::ScaleUpBlock;
 use crate::time::Time;
 use crate::types::GroupId;
 
-/// Boot time of a new instance while none has been observed.
+/// Assumed boot time until a boot has been observed.
 const DEFAULT_BOOT_TIME: Duration = Duration::from_secs(60);
 
 /// All instance groups.

@@ -1,8 +1,8 @@
 //! Holds an instance for a starved request: a request for several slots that waits while smaller requests are served.
 //!
 //! Free slots are assigned to the oldest request that fits. A request for several slots is thus overtaken while no instance has
-//! enough free slots. After [`STARVATION_TIMEOUT`], an instance is held for it: the instance gets no other job until the request fits.
-//! In this way every request is served, and at most one instance at a time is held.
+//! enough free slots. After [`STARVATION_TIMEOUT`], an instance is held for the request. This instance gets no other job until the request fits.
+//! At most one instance is held at a time.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) struct StarvationHold {
 }
 
 impl StarvationHold {
-    /// Releases the instance if its request fits or is no longer queued. Returns the request and the instance if it fits.
+    /// Releases the instance if its request fits, is no longer queued, or can no longer fit. Returns a fitting request with the instance.
     pub(super) fn update(&mut self, pool: &mut Pool, queue: &Queue) -> Option<(QueuedRequest, Index)> {
         let (key, index) = self.held.clone()?;
         let limits = pool.limits();

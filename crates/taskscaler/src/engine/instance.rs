@@ -32,19 +32,19 @@ pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 /// Phase in the life of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum InstancePhase {
-    /// The provider creates it.
+    /// The provider creates the instance.
     Booting,
-    /// It is running. The plugin is queried for its connection details, and the ready command runs.
+    /// The instance is running. The plugin is queried for its connection details, and the ready command runs.
     Preparing,
-    /// Its slots can be assigned to jobs.
+    /// The slots can be assigned to jobs.
     Ready,
-    /// It is deleted after its last job.
+    /// The instance is deleted after its last job.
     Draining(RemovalReason),
-    /// It is being deleted.
+    /// The instance is being deleted.
     Deleting(Deleting),
-    /// It is being suspended, suspended or being resumed. It holds an environment that a job has saved for a later one.
+    /// The instance is being suspended, suspended or being resumed. It has the environment that a job saved.
     Suspended(Suspension),
-    /// An operator cordoned it: it gets no new jobs and is not deleted.
+    /// An operator cordoned the instance: it gets no new jobs and is not deleted.
     Cordoned {
         /// Operator and reason.
         by: String,

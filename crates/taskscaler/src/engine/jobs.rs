@@ -34,7 +34,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns why no further slot can be reserved now. `None` means that one can.
+    /// Returns why no further slot can be reserved now. `None` means that a slot can be reserved.
     pub fn refusal(&mut self, now: Now) -> Option<NoCapacity> {
         self.look_up_policy(now);
         let reserved = self.reservations.len();
@@ -140,7 +140,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Number of slots that a request takes, at most as many as a new instance offers.
+    /// Number of slots that a request takes, at most the number of a new instance.
     fn slots_for(&self, request: &SlotRequest) -> u32 {
         let density = &self.config.density;
         let learned = request.job_kind.filter(|_| density.learn_from_usage);
@@ -210,7 +210,7 @@ impl Engine {
         self.inventory.record_decision(now, DecisionKind::JobUsage { key, usage, neighbors: run.neighbors, slowdown });
     }
 
-    /// Ends a lease. An instance that has had its maximum number of jobs is deleted immediately.
+    /// Ends a lease. Deletes its instance if that is draining or used up and has no other job.
     pub(super) fn release(&mut self, now: Now, key: &TaskKey) {
         let Some(index) = self.leases.remove(&mut self.inventory, now, key) else { return };
         self.inventory.record_decision(now, DecisionKind::Released { key: key.clone() });
@@ -294,7 +294,7 @@ impl Engine {
 
     /// Requests the environment of this name for `key`, and releases the reservation of `key`.
     ///
-    /// Within five minutes, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
+    /// Later, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
     ///
     /// # Errors
     /// The [`ResumeError`] that explains why the environment cannot be resumed.

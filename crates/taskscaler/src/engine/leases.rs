@@ -84,9 +84,7 @@ impl Leases {
         assignment(pool, key, location)
     }
 
-    /// Returns the tasks with leases from before a restart that no job has claimed, and forgets that they are unclaimed.
-    ///
-    /// The next call therefore does not return them again.
+    /// Returns the tasks whose leases no job has claimed since a restart. Forgets that they are unclaimed.
     pub(super) fn take_unclaimed(&mut self) -> BTreeSet<TaskKey> {
         std::mem::take(&mut self.unclaimed)
     }

@@ -23,7 +23,7 @@ const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// Polling thus delays a waiting job by about a fiftieth of the time that the change takes, or by a tenth if its typical duration is
 /// unknown.
 const TYPICAL_DURATION_DIVISOR: u32 = 50;
-/// Minimum list interval, as a multiple of the average duration of a list. Listing thus takes at most a tenth of the time.
+/// Minimum list interval, as a multiple of the average duration of a list.
 ///
 /// This minimum is at most [`Config::update_interval`], because a list that hangs for minutes does not predict the duration of the
 /// next one.
@@ -34,7 +34,7 @@ const MIN_INTERVAL_PER_LIST_TIME: u32 = 10;
 const RECENT_REFUSAL: Duration = Duration::from_secs(1);
 /// Time after which a list in flight no longer delays the next one.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of lists in flight.
+/// Maximum number of tracked lists in flight. The oldest is forgotten.
 const MAX_LISTS_IN_FLIGHT: usize = 3;
 
 /// Changes of one kind that the next lists should show, such as boots or deletions.

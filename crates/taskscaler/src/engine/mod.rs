@@ -14,7 +14,7 @@
 //! at which something changes without an event. A driver that then calls [`Engine::handle`] with [`Event::Tick`] needs no other
 //! timer.
 //!
-//! A driver stores [`Engine::changes`] before it performs [`Engine::actions`]. The ledger thus contains each
+//! A driver stores [`Engine::changes`] before it performs the [`Engine::actions`] that depend on them. The ledger thus contains each
 //! request, assignment and deletion before it takes effect.
 
 mod creation_control;
@@ -201,7 +201,9 @@ impl Engine {
         self.inventory.outbox.take_decisions()
     }
 
-    /// Returns the ledger rows that changed since the last call. They must be stored before [`Self::actions`] are performed.
+    /// Returns the ledger rows that changed since the last call.
+    ///
+    /// They must be stored before the [`Self::actions`] that depend on them are performed.
     #[must_use]
     pub fn changes(&mut self) -> Vec<Change> {
         let dirty = self.inventory.outbox.take_dirty();

@@ -155,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// Changes an instance. This is the only way to change one, so that totals and indexes stay up to date.
+    /// Changes an instance, and updates the totals and indexes.
     pub(super) fn change<T>(&mut self, index: Index, change: impl FnOnce(&mut Instance) -> T) -> Option<T> {
         self.unindex(index);
         let changed = self.all.get_mut(index).map(change);
@@ -308,9 +308,9 @@ impl Pool {
         self.groups.get(group.0)?.idle.first().copied()
     }
 
-    /// Returns up to `max` instances that have been idle for `idle_time`, and since when.
+    /// Returns up to `max` instances that have been idle for `idle_time`, the longest idle first.
     ///
-    /// The one that has been idle for the longest time is the first.
+    /// The [`Time`] is when the instance became idle.
     pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, max: usize) -> Vec<(Time, Index)> {
         let idle = self.groups.get(group.0).into_iter().flat_map(|group| &group.idle);
         idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(max).copied().collect()

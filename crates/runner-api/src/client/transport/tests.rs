@@ -1,4 +1,4 @@
-//! Tests connection age and certificate changes with servers that count connections.
+//! Tests connection age, certificates and cancellation with local servers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -168,8 +168,9 @@ async fn deferred_tls_client_waits_for_its_certificates() {
     server.abort();
 }
 
-/// A job can write to the directory of its certificates, so anything except a regular file of moderate size is
-/// rejected.
+/// Only a regular file of moderate size is read.
+///
+/// A job can write to the directory of its certificates.
 #[tokio::test]
 async fn certificates_are_read_from_regular_files_only() {
     let directory = tempfile::tempdir().unwrap();
@@ -189,11 +190,11 @@ async fn certificates_are_read_from_regular_files_only() {
             TlsFiles { certificate: at(path), key: at(path), ..TlsFiles::default() },
         ] {
             let url = url.clone();
-            // In a separate thread, so that the test fails if it hangs.
+            // In a separate thread, so that the test fails if the call hangs.
             let created = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
             let created = tokio::time::timeout(Duration::from_secs(60), created)
                 .await
-                .expect("creating the client hangs")
+                .expect("creating the client must not hang")
                 .unwrap();
             let error = created.unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains(&path.display().to_string()), "{error}");

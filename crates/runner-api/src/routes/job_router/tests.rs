@@ -75,10 +75,10 @@ async fn response_has_the_payload_and_the_version_of_the_queue() {
 }
 
 #[tokio::test]
-async fn only_errors_of_the_request_have_a_code_of_their_own() {
+async fn errors_have_their_grpc_codes() {
     let server = Server::start(coordinator()).await;
     let status = server.get_job(r#"{"token":"wrong"}"#).await.unwrap_err();
-    assert_eq!(status.code(), Code::PermissionDenied, "the token of the request is preferred: {status}");
+    assert_eq!(status.code(), Code::PermissionDenied, "the token of the request must be preferred: {status}");
     let status = server.get_job("not json").await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("invalid request body"), "{status}");
@@ -89,7 +89,7 @@ async fn only_errors_of_the_request_have_a_code_of_their_own() {
     let requests = server.coordinator.requests();
     let large = format!(r#"{{"system_id":"{}"}}"#, "s".repeat(MAX_RUNNER_BODY_BYTES));
     assert_eq!(server.get_job(&large).await.unwrap_err().code(), Code::OutOfRange);
-    assert_eq!(server.coordinator.requests(), requests, "a request that is too large is not processed");
+    assert_eq!(server.coordinator.requests(), requests, "a request that is too large must not be processed");
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn discovery_returns_the_address_that_the_caller_used() {
     assert_eq!(server.discover(&[]).await, (200, format!(r#"{{"server_url":"grpc://127.0.0.1:{port}"}}"#)));
     let behind_proxy = [("host", "ci.example"), ("x-forwarded-proto", "https")];
     assert_eq!(server.discover(&behind_proxy).await, (200, r#"{"server_url":"grpcs://ci.example"}"#.to_owned()));
-    // GitLab gives a job away with a lost response, so gRPC is not offered.
+    // A coordinator that loses the job with a lost response does not offer gRPC.
     let gitlab = Server::start(coordinator().as_gitlab(Duration::ZERO)).await;
     assert_eq!(gitlab.discover(&[]).await.0, 501);
 }

@@ -16,7 +16,7 @@ use crate::log::{Log, Stream};
 use crate::process::{Command, ProcessEnd, Processes};
 use crate::stop::StopToken;
 
-/// Maximum size of the output of a command. Further output is dropped, because a slow client must not fill the memory of the agent.
+/// Maximum output of a command in bytes. Further output is dropped, so that it does not fill the agent's memory.
 const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Event of a command.

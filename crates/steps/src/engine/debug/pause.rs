@@ -80,7 +80,7 @@ impl PausePoint {
         Some(Self { debugger: Arc::clone(debugger), requests, _turn: turn })
     }
 
-    /// Waits for the next request of a client, for the end of the job, or until no client has been attached for too long.
+    /// Waits until a client sends a request, the job ends, or no client has been attached for too long.
     pub(in crate::engine) async fn next(&mut self, stop: &StopToken) -> PauseEvent {
         let request = tokio::select! {
             biased;
@@ -120,7 +120,6 @@ async fn wait_until_abandoned(debugger: &Debugger) {
     let mut changes = debugger.changes.subscribe();
     let is_attached = || debugger.state.lock().attached > 0;
     loop {
-        // Only this task and the clients change the state during a pause, so there are few changes.
         while is_attached() {
             let _ = changes.changed().await;
         }

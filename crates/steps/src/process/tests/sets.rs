@@ -48,7 +48,7 @@ async fn stop_of_one_step_does_not_terminate_the_processes_of_others() {
         let (((ended, daemon), sibling_before, _fifo), (sibling, sibling_daemon), ()) =
             tokio::join!(stopped, sibling, stopper);
         assert_eq!(ended, ProcessEnd::Stopped(TerminationCause::TimedOut));
-        assert_eq!(sibling_before, "ready\n", "the sibling ended before the other step was terminated");
+        assert_eq!(sibling_before, "ready\n", "the sibling must run until the other step has ended");
         assert_eq!(sibling, ProcessEnd::Exited(std::process::ExitStatus::default()));
         assert_eq!(sibling_output.text(), "ready\nsurvived\n");
         assert_eq!([daemon, sibling_daemon, daemon_of_job].map(is_alive), [false, true, true]);
@@ -96,8 +96,8 @@ async fn limits_of_a_called_step_are_inside_those_of_its_caller() {
     }
     let path = output.text();
     let rules: Vec<&str> = path.trim().split('/').filter(|part| part.starts_with("rule-")).collect();
-    assert_eq!(rules.len(), 2, "the cgroup of the called step is not inside that of its caller: {path}");
+    assert_eq!(rules.len(), 2, "the cgroup of the called step must be inside that of its caller: {path}");
     processes.finish(GRACE).await;
     let job = processes.cgroup.as_ref().unwrap().path().to_owned();
-    assert!(!job.exists(), "the cgroups of the job remain");
+    assert!(!job.exists(), "the cgroups of the job must be removed");
 }

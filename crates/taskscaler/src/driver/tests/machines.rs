@@ -59,7 +59,7 @@ async fn machine_state_follows_its_instance() {
     let waiting = tokio::spawn(reservation.acquire(SlotRequest::default(), Duration::from_secs(600)));
     sleep_seconds(45).await;
     assert_eq!(nonzero_states(&scaler), state("creating", 1.0));
-    assert_eq!(creations(&scaler).0, 0, "not created yet");
+    assert_eq!(creations(&scaler).0, 0, "the instance is not created yet");
 
     cloud.machines.lock().unwrap().values_mut().for_each(|state| *state = InstanceState::Running);
     let lease = waiting.await.unwrap().unwrap();

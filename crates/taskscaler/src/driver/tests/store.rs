@@ -62,15 +62,15 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
         Err(AcquireError::Timeout { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
-    assert!(reason.contains(message), "the error of the waiting job contains the reason: {reason}");
-    assert_eq!(cloud.ids(), before, "no instance is created that the ledger does not contain");
+    assert!(reason.contains(message), "the error of the waiting job must contain the reason: {reason}");
+    assert_eq!(cloud.ids(), before, "no instance must be created that the ledger does not contain");
     let refusal = scaler.reserve(TaskKey::new("job")).await.unwrap_err().unwrap().to_string();
-    assert!(refusal.contains(message), "no job is requested: {refusal}");
+    assert!(refusal.contains(message), "no job must be requested: {refusal}");
 
     cloud.machines.lock().unwrap().remove(lost.instance());
     lost.connection_lost();
     let loss =
-        timeout(Duration::from_secs(5), lost.lost()).await.expect("the lease did not report that its instance is lost");
+        timeout(Duration::from_secs(5), lost.lost()).await.expect("the lease must report that its instance is lost");
     assert_eq!(loss, LossReason::Missing);
     let status = timeout(Duration::from_secs(1), scaler.status()).await.unwrap().unwrap();
     assert!(status.scale_up_blocked.iter().any(|block| block.contains(message)), "{:?}", status.scale_up_blocked);
@@ -78,7 +78,7 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
 
     disk.state.send_replace(DiskState::Working);
     let new = lease(&scaler, "newer").await.unwrap();
-    assert_ne!(new.instance(), surviving.instance(), "the request after the failure got a new instance");
+    assert_ne!(new.instance(), surviving.instance(), "the request after the failure must get a new instance");
     assert!(scaler.reserve(TaskKey::new("job")).await.is_ok());
     new.leave_to_next_start();
 
@@ -87,7 +87,10 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
     let start = Instant::now();
     scaler.shutdown(Duration::from_secs(1)).await;
     let elapsed = start.elapsed();
-    assert!(elapsed <= Duration::from_secs(11), "longer than the timeout of 1 s and 10 s for the plugins: {elapsed:?}");
+    assert!(
+        elapsed <= Duration::from_secs(11),
+        "must be at most the timeout of 1 s and 10 s for the plugins: {elapsed:?}"
+    );
     assert!(scaler.status().await.is_none());
 }
 

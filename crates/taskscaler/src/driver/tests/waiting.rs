@@ -34,7 +34,7 @@ async fn canceled_request_releases_its_reservation() {
     let reservation = scaler.reserve(TaskKey::new("job")).await.unwrap();
     let waiting = tokio::spawn(reservation.acquire(SlotRequest::default(), LONG));
     sleep_seconds(600).await;
-    assert!(scaler.reserve(TaskKey::new("next")).await.is_err(), "the only slot is reserved");
+    assert!(scaler.reserve(TaskKey::new("next")).await.is_err(), "the only slot must be reserved");
     let keys = async || scaler.status().await.unwrap().waiting.into_iter().map(|waiting| waiting.key);
     assert_eq!(keys().await.collect::<Vec<_>>(), ["job"]);
 
@@ -43,9 +43,9 @@ async fn canceled_request_releases_its_reservation() {
     waiting.abort();
     timeout(Duration::from_secs(1), capacity_changes.changed())
         .await
-        .expect("the reservation was not released")
+        .expect("the reservation must be released")
         .unwrap();
-    assert!(scaler.reserve(TaskKey::new("next")).await.is_ok(), "the slot can be reserved again");
+    assert!(scaler.reserve(TaskKey::new("next")).await.is_ok(), "the slot must be available again");
     assert_eq!(keys().await.count(), 0);
 }
 
@@ -81,11 +81,11 @@ async fn acquire_only_queues_demand_while_no_instance_exists() {
     let mut acquire = pin!(scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), LONG));
     let is_waiting = std::future::poll_fn(|context| Poll::Ready(acquire.as_mut().poll(context).is_pending())).await;
     assert!(is_waiting);
-    assert_eq!(cloud.created.load(Ordering::Relaxed), 0, "the request itself creates no instance");
-    assert_eq!(scaler.status().await.unwrap().waiting.len(), 1, "the scaler has the demand in its queue");
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 0, "the request itself must create no instance");
+    assert_eq!(scaler.status().await.unwrap().waiting.len(), 1, "the scaler must have the demand in its queue");
     acquire.await.unwrap();
     sleep_seconds(60).await;
-    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "one instance for the job, and no idle instance");
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the job must get one instance, without an idle one");
 }
 
 /// Requirement R039 (docs/requirements.md): idle creation must not be a side effect of acquiring.

@@ -191,7 +191,7 @@ async fn timeout_of_a_parallel_step_does_not_end_the_others() {
         entry("last", "echo >fifo; echo last", json!({"parallel": 2})),
     ]);
     let outcome =
-        tokio::time::timeout(Duration::from_secs(60), run(&[], list)).await.expect("the steps did not end in time");
+        tokio::time::timeout(Duration::from_secs(60), run(&[], list)).await.expect("the steps must end in time");
     assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
     assert!(outcome.log.contains("\nlong ends\n") && outcome.log.ends_with("\nlast\n"), "{}", outcome.log);
     assert_eq!(outcome.nodes[1].cause, Some(TerminationCause::TimedOut));
@@ -216,7 +216,7 @@ async fn step_that_always_runs_also_runs_after_the_failure_of_a_parallel_step() 
     assert_eq!(outcome.nodes[2].message, "another of the parallel steps has failed");
     let matrix = json!({"when": "always", "matrix": {"code": [5, 0]}});
     let outcome = run(&[], json!([entry("m", "exit ${{ matrix.code }}", matrix)])).await;
-    assert_eq!(states(&outcome), [("m: [5]", Failure), ("m: [0]", Success)], "without `parallel`, too");
+    assert_eq!(states(&outcome), [("m: [5]", Failure), ("m: [0]", Success)], "a step without `parallel` must also run");
 }
 
 #[tokio::test]
@@ -244,7 +244,7 @@ async fn parallel_steps_that_wait_when_the_job_is_stopped_have_that_reason() {
     let list = json!([{"name": "outer", "step": "./inner", "muster": {"timeout": "200ms"}}]);
     let outcome = run(&[("inner", inner)], list).await;
     assert!(outcome.result.unwrap_err().ends_with("exceeded timeout of 200ms"));
-    assert!(!outcome.log.contains("failed, too"), "a stop is not another failure: {}", outcome.log);
+    assert!(!outcome.log.contains("failed, too"), "a stop must not count as another failure: {}", outcome.log);
     let [first, second] = &outcome.nodes[0].steps[..] else { panic!("{:?}", outcome.nodes) };
     assert_eq!((first.status, second.status), (StepStatus::Cancelled, StepStatus::Skipped));
     assert_eq!(second.message, "a timeout expired before the step started");
