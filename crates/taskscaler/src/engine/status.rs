@@ -164,7 +164,7 @@ pub struct InstanceStatus {
     /// `booting`, `preparing`, `ready`, `suspending`, `suspended` or `resuming` (with an environment for a later job),
     /// `cordoned` (by an operator), `draining` (deleted after its last job), or `deleting`.
     pub state: String,
-    /// Reason for the deletion, the operator who cordoned it, or the suspended environment. `None` in other states.
+    /// Reason for the deletion, the operator who cordoned the instance, or the suspended environment.
     pub reason: Option<String>,
     /// Time in this state, in milliseconds.
     pub state_age_ms: u64,
@@ -249,7 +249,7 @@ impl Totals {
     }
 }
 
-/// The parts of the engine that its status describes.
+/// Parts of the engine that the status describes.
 #[derive(Debug)]
 pub(super) struct StatusView<'a> {
     pub(super) now: Now,
@@ -283,7 +283,9 @@ impl StatusView<'_> {
             .collect()
     }
 
-    /// Returns the estimated time until the next instance is ready, in milliseconds. `None` means unknown.
+    /// Returns the estimated time until the next instance is ready, in milliseconds.
+    ///
+    /// `None` if no instance is expected, or if no boot or preparation was observed yet.
     pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
         let preparation = |group: &GroupState| group.preparation.fastest.unwrap_or_default();
         let groups = self.inventory.groups.iter();

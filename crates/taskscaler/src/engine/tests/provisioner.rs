@@ -214,7 +214,7 @@ fn v11_reappearing_instance_resets_its_miss_count() {
         }
         fixture.clouds[0] = removed;
         fixture.seconds(120);
-        assert!(fixture.lost.is_empty(), "a single list without it is not enough, however often that happens");
+        assert!(fixture.lost.is_empty(), "no two lists in a row are without the instance, so it is not lost");
     }
     assert_eq!(fixture.slot_of("1"), "a/0");
 }

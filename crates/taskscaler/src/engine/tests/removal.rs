@@ -100,7 +100,7 @@ fn instance_missing_from_one_list_is_not_lost() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::MissingFromList { .. })));
     fixture.clouds[0] = removed;
     fixture.seconds(120);
-    assert!(fixture.lost.is_empty(), "a single list without it must have no effect");
+    assert!(fixture.lost.is_empty(), "a single list without the instance must not end its job");
 }
 
 #[test]
