@@ -25,9 +25,9 @@ pub(super) struct Reservations {
     last_answer: Time,
     /// Whether reservations may exceed the free slots.
     is_ahead: bool,
-    /// Time at which the last attempt to reserve a slot was refused.
+    /// Time of the last refused attempt to reserve a slot. A job may be waiting at the coordinator.
     ///
-    /// `None` if that attempt succeeded, or if there was no attempt. After a refusal, a job may be waiting at the coordinator.
+    /// Reset to `None` when a slot that is not free can be reserved.
     last_refusal: Option<Time>,
 }
 
@@ -63,7 +63,7 @@ impl Reservations {
         self.last_answer = now.at;
     }
 
-    /// Records when an attempt to reserve a slot was refused. `None` means that the attempt succeeded.
+    /// Records when an attempt to reserve a slot that is not free was refused. `None` means that the attempt succeeded.
     pub(super) fn record_refusal(&mut self, refused_at: Option<Time>) {
         self.last_refusal = refused_at;
     }

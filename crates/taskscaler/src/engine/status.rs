@@ -166,11 +166,11 @@ pub struct InstanceStatus {
     pub state: String,
     /// Reason for the deletion, the operator who cordoned the instance, or the suspended environment.
     pub reason: Option<String>,
-    /// Time in this state, in milliseconds.
+    /// Time in this state, in milliseconds. In a report that was read from the ledger: [`Self::age_ms`].
     pub state_age_ms: u64,
-    /// Time since it was first seen, in milliseconds.
+    /// Time since the instance was first seen, in milliseconds.
     pub age_ms: u64,
-    /// Number of jobs that were ever assigned to it, including running ones.
+    /// Number of jobs that were ever assigned to the instance, including running ones.
     pub job_count: u32,
     /// Consecutive failed health checks.
     pub failures: u32,

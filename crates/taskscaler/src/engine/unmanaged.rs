@@ -12,7 +12,7 @@ use crate::time::{Now, Time};
 const DELETED_ID_TTL: Duration = Duration::from_secs(3600);
 /// Maximum number of remembered IDs of deleted instances.
 const MAX_DELETED_IDS: usize = 100_000;
-/// Time for which the retirement of an instance that has not been listed yet is remembered.
+/// Minimum time for which the retirement of an instance that has not been listed yet is remembered.
 const EARLY_RETIREMENT_TTL: Duration = Duration::from_secs(600);
 /// Maximum number of remembered retirements.
 const MAX_EARLY_RETIREMENTS: usize = 1000;

@@ -364,7 +364,7 @@ pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     found: T,
 ) {
     assert_eq!(found, muster, "{description}; gitlab-runner has {upstream:?}");
-    assert_ne!(upstream, muster, "{description}: the values do not differ");
+    assert_ne!(upstream, muster, "{description}: the values must differ");
 }
 
 /// Returns a fixture with running instances that the engine adopts.

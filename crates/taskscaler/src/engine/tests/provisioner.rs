@@ -228,7 +228,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     let before = lists(&fixture);
     while fixture.lost.is_empty() {
         fixture.seconds(1);
-        assert!(lists(&fixture) - before <= 2, "two lists without it are enough");
+        assert!(lists(&fixture) - before <= 2, "two lists without the instance are enough");
     }
     assert_differs_from_upstream(
         "V12: lists without a running instance until it is lost",
@@ -242,7 +242,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     let before = lists(&fixture);
     while fixture.instances() > 0 {
         fixture.seconds(1);
-        assert!(lists(&fixture) - before <= 1, "the first list without it completes its deletion");
+        assert!(lists(&fixture) - before <= 1, "the first list without the instance completes its deletion");
     }
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Deleted { deletion: Some(_), .. })));
 }
