@@ -42,13 +42,13 @@ pub struct ForecastConfig {
     pub quantile: f64,
     /// Safety stock, as a multiple of the square root of the expected demand. A negative value reduces the forecast.
     pub safety_factor: f64,
-    /// Like [`Self::safety_factor`], for idle slots that exist already. Lower values than that have no effect.
+    /// Like [`Self::safety_factor`], for idle slots that exist already. Values below that factor have no effect.
     ///
     /// These slots are retained instead of deleted after the policy's idle time.
     pub retention_factor: f64,
     /// Whether a day is compared only with the same weekday of past weeks. Has no effect unless `days` is at least 7.
     pub by_weekday: bool,
-    /// Time for which instances should be ready before they are needed.
+    /// How long before the expected demand instances should be ready.
     pub lead_time: Duration,
     /// Maximum idle time per day that the forecast may cause, in slot hours. `None` means no limit.
     pub max_idle_slot_hours_per_day: Option<f64>,

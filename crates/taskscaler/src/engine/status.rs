@@ -142,7 +142,7 @@ impl GroupStatus {
         }
     }
 
-    /// Returns a message if the group's instances cannot be listed.
+    /// Returns a message if the last list of the group failed.
     #[must_use]
     pub fn list_failure_message(&self) -> Option<String> {
         let error = self.list_error.as_ref()?;

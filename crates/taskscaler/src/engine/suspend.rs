@@ -304,7 +304,7 @@ fn with_environment<'a>(pool: &'a Pool, name: &'a str) -> impl Iterator<Item = (
     pool.iter().filter(move |(_, instance)| instance.saved_environment.as_ref().is_some_and(has_name))
 }
 
-/// Returns the instance of an environment that a job can resume.
+/// Returns the instance whose environment a job of `owner` can resume.
 pub(super) fn find_resumable(inventory: &Inventory, now: Now, name: &str, owner: &str) -> Result<Index, ResumeError> {
     let (index, instance) = with_environment(&inventory.pool, name).next().ok_or(ResumeError::Unknown)?;
     if instance.saved_environment.as_ref().is_none_or(|environment| environment.owner != owner) {

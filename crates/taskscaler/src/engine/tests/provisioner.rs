@@ -273,7 +273,7 @@ fn v15_lists_are_rare_until_a_change_is_expected() {
     let before = lists(&fixture);
     fixture.seconds(600);
     assert_eq!(lists(&fixture) - before, 10, "expected one list per minute");
-    // An instance is created that no job waits for.
+    // No job waits for the next instance.
     fixture.boot = Duration::from_secs(3600);
     fixture.handle(Event::Policies(Policies::always(idle_target(2, 3600))));
     fixture.seconds(2);

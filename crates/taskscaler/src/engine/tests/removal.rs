@@ -212,7 +212,7 @@ fn instances_are_not_removed_while_plugin_is_down() {
     config.policies = Policies::always(idle_target(0, 36_000));
     let mut fixture = adopted(config, &["a", "b"]);
     fixture.seconds(60);
-    // One instance boots while the plugin goes down, for longer than its timeout.
+    // One instance still boots when the plugin goes down. Its boot takes longer than the boot timeout.
     fixture.boot = Duration::from_secs(6000);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);
