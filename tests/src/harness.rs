@@ -444,7 +444,7 @@ impl Harness {
         found
     }
 
-    /// Returns all logs and everything that other users can read: files with permissions for others, and arguments of processes.
+    /// Returns the logs, and the files and process arguments that other users can read.
     pub fn readable_by_others(&self) -> Vec<(String, Vec<u8>)> {
         let mut found = Vec::new();
         walk(self.home.path(), &mut |path, is_readable| {

@@ -153,7 +153,7 @@ impl Proxy {
         *self.shared.select_fault.lock() = select;
     }
 
-    /// Returns the number of job requests over gRPC so far.
+    /// Returns the number of calls over gRPC so far.
     pub fn grpc_requests(&self) -> usize {
         self.shared.grpc_requests.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! Inputs and outputs of the engine: events that happen to it, and actions that it requests.
+//! Inputs and outputs of the engine: events that it handles, and actions that it requests.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -8,7 +8,7 @@ use crate::resources::JobUsage;
 use crate::suspend::ResumeError;
 use crate::types::{GroupId, LossReason, SlotAssignment, TaskKey};
 
-/// Something that happened. Errors are messages of the component that failed.
+/// An event that the engine handles. Errors are messages of the component that failed.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// Time passed.
@@ -174,7 +174,7 @@ pub enum Event {
     PriceChanged {
         /// The group.
         group: GroupId,
-        /// Price of an instance per hour, in the same unit.
+        /// Price of an instance per hour, in the unit of `price_per_hour`.
         per_hour: f64,
     },
     /// The provider of a group reports whether it has instances in stock.
@@ -192,7 +192,7 @@ pub enum Event {
     Stop,
 }
 
-/// Something that the engine requests. Actions are independent: none must wait for an earlier one.
+/// An action that the engine requests. No action must wait for an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// List all instances of a group.

@@ -42,15 +42,13 @@ pub struct ForecastConfig {
     pub quantile: f64,
     /// Safety stock, as a multiple of the square root of the expected demand. A negative value reduces the forecast.
     pub safety_factor: f64,
-    /// Like [`Self::safety_factor`], for slots that are already idle.
+    /// Like [`Self::safety_factor`], for idle slots that exist already. Values below that factor have no effect.
     ///
     /// These slots are retained instead of deleted after the policy's idle time.
-    ///
-    /// A value below [`Self::safety_factor`] has no effect.
     pub retention_factor: f64,
     /// Whether a day is compared only with the same weekday of past weeks. Has no effect unless `days` is at least 7.
     pub by_weekday: bool,
-    /// Time by which instances should be ready before they are needed.
+    /// How long before the expected demand instances should be ready.
     pub lead_time: Duration,
     /// Maximum idle time per day that the forecast may cause, in slot hours. `None` means no limit.
     pub max_idle_slot_hours_per_day: Option<f64>,
@@ -82,7 +80,7 @@ pub struct Forecast {
     idle_slot_seconds: f64,
     /// Time and idle slots of the last [`Self::record_idle`].
     last: Option<(i64, u64)>,
-    /// Time and value of the recent maximum target. Instances outlive a lower target by the policy's idle time.
+    /// Time and value of the last peak of the target.
     peak: (i64, u64),
     /// Cached result of [`Self::projection`].
     projection: Cell<Option<Projection>>,
@@ -104,7 +102,7 @@ struct Projection {
 }
 
 impl Forecast {
-    /// Creates a forecast without history. Until it has a history, it extrapolates the trend of the last minutes.
+    /// Creates a forecast without history.
     #[must_use]
     pub fn new(config: ForecastConfig) -> Self {
         Self {
@@ -145,7 +143,7 @@ impl Forecast {
         changed
     }
 
-    /// Returns the maximum target within the last `idle_time`. `target` is the current one.
+    /// Returns the last peak of the target, or the current `target` if the peak is older than `idle_time`.
     ///
     /// This is the number of idle slots that exist because of the forecast: an instance that was created for an earlier, higher
     /// target is deleted only after its idle time.
@@ -285,7 +283,7 @@ impl Forecast {
     }
 }
 
-/// Returns the difference up to which two adjacent values are considered equal: two standard deviations.
+/// Returns the maximum difference from `level` that counts as noise: two standard deviations.
 fn noise(level: f64) -> f64 {
     2.0 * level.max(1.0).sqrt()
 }

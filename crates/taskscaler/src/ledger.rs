@@ -167,21 +167,21 @@ pub enum Row {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Intent {
-    /// It runs jobs.
+    /// The instance runs jobs.
     Serve,
-    /// An operator cordoned it: it gets no new jobs and is not deleted.
+    /// An operator cordoned the instance: it gets no new jobs and is not deleted.
     Cordon {
         /// Operator and reason.
         by: String,
-        /// Reason why it is deleted once it is uncordoned.
+        /// Reason why the instance is deleted once it is uncordoned.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pending_removal: Option<RemovalReason>,
     },
-    /// It is suspended, with an environment for a later job.
+    /// The instance is suspended, with an environment for a later job.
     Suspend,
-    /// It is deleted after its last job.
+    /// The instance is deleted after its last job.
     Drain(RemovalReason),
-    /// It is being deleted.
+    /// The instance is being deleted.
     Delete(RemovalReason),
 }
 

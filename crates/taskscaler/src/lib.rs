@@ -2,8 +2,8 @@
 //!
 //! - [`engine`] makes the decisions. It is a pure state machine: events and time in, actions out.
 //! - [`driver`] runs an engine: it calls plugins, stores the ledger, creates leases and exports metrics.
-//! - [`ledger`] defines the durable rows, [`decision`] the decisions and their reasons. [`history`] stores decisions for a day,
-//!   and [`fleet`] answers queries of operators from the ledger and the history.
+//! - [`ledger`] defines the durable rows, [`decision`] the decisions and their reasons. [`history`] stores recent decisions,
+//!   and [`fleet`] answers queries of operators.
 //! - [`sim`] simulates fleets, for tests and for `muster fleet simulate`.
 //! - [`config`], [`policy`], [`cron`] and [`forecast`] define how much idle capacity the engine maintains.
 //!

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum OperatorAction {
     /// An instance gets no new jobs and is kept. Survives restarts of the manager.
     Cordon,
-    /// Reverts [`Self::Cordon`], and [`Self::Drain`] as long as it waits for jobs.
+    /// Reverts [`Self::Cordon`] and [`Self::Drain`]. A drained instance can be uncordoned until its last job ends.
     Uncordon,
     /// An instance gets no new jobs and is deleted after its last job. A group creates no instances, and each of its instances
     /// is drained. Survives restarts of the manager.

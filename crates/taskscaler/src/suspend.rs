@@ -10,11 +10,11 @@ use crate::types::TaskKey;
 /// An environment that a job saved for a later one, as stored while its instance is suspended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuspendedEnvironment {
-    /// Task key of the job that saved it. A later job resumes it by this name.
+    /// Task key of the job that saved the environment. A later job resumes it by this name.
     pub name: String,
     /// Owner. Only a job with the same owner can resume it.
     pub owner: String,
-    /// Time at which it is deleted unless a job has resumed it, in seconds since 1970.
+    /// Time at which the environment expires, in seconds since 1970.
     pub until_unix: i64,
 }
 
@@ -33,7 +33,7 @@ pub enum SuspendError {
     /// The instance gets no more jobs: it is draining or cordoned, or its group is drained.
     #[error("its instance gets no more jobs: {reason}")]
     InstanceTakesNoJobs {
-        /// Reason why it gets no more jobs.
+        /// Reason why the instance gets no more jobs.
         reason: String,
     },
     /// `max_instances` would leave no instance for other jobs.
@@ -55,7 +55,7 @@ pub enum SuspendError {
 /// Reason why a job cannot resume an environment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
-    /// No such environment is in the ledger.
+    /// The environment does not exist, has expired or was resumed.
     #[error("no such environment: it has expired, was resumed or was deleted; run the job that saves it again")]
     Unknown,
     /// The environment belongs to another project or protection level.

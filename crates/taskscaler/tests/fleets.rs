@@ -37,7 +37,7 @@ fn fleets_meet_wait_cost_and_memory_targets() {
     five_thousand_queued_jobs_need_little_memory();
 }
 
-/// Requirement R036: nine of ten jobs of a day start within 90 s, about a boot, and less than 40 % of the paid slot hours are idle.
+/// Requirement R036: nine of ten jobs of a day start within 90 s, and less than 40 % of the paid slot hours are idle.
 fn working_day_starts_jobs_in_time_with_few_idle_slots() {
     let pattern = Pattern { shape: Shape::Day, days: 1, ..Pattern::default() };
     let jobs = pattern.jobs(7);

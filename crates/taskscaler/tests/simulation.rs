@@ -1,4 +1,4 @@
-//! The engine with a faulty provider: seeded runs in which every invariant is checked after every event.
+//! The engine with a faulty provider: seeded runs in which the invariants are checked.
 //!
 //! By default the seeds start at 1, so that each run of the tests checks the same cases. `MUSTER_TEST_RUNS=100000` runs 100,000
 //! cases from a random seed, and `MUSTER_TEST_SEED=n` starts at a particular one. A failure is reported with its seed and with the

@@ -6,8 +6,8 @@
 //! all crates -- tracing -----------> logs --- lines -----> standard error, syslog
 //! ```
 //!
-//! Nothing runs unless it is configured: there is no listener without an address and no exporter without an endpoint. A slow or
-//! failed exporter never delays jobs. Invariant J6: no log, metric or span contains the value of a secret.
+//! There is no listener without an address and no exporter without an endpoint. A slow or failed exporter never delays jobs.
+//! Invariant J6: no log, metric or span contains the value of a secret, except records of [`logs::UNREDACTED_TARGET`].
 
 pub mod http;
 pub mod logs;

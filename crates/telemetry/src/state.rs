@@ -62,7 +62,7 @@ impl Lifecycle {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the process is ready. It is not ready while it verifies its runners at the start.
+    /// Sets whether `/health/ready` reports the process as ready. By default, the process is ready.
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Relaxed);
     }

@@ -24,9 +24,9 @@ enum MachineState {
     Creating(CancellationToken),
     /// The machine was created.
     Ready {
-        /// Number of consecutive lists that reported an error or no state of it.
+        /// Number of consecutive lists that reported an error or no state of the machine.
         failed_polls: u32,
-        /// Whether docker-machine has listed it since its creation.
+        /// Whether docker-machine has listed the machine since its creation.
         listed: bool,
     },
     Removing,
@@ -82,8 +82,9 @@ impl Machines {
         }
     }
 
-    /// Records that a machine must be removed. Returns true if the caller must remove it: a machine in creation is
-    /// removed by the task that creates it.
+    /// Records that a machine must be removed. Returns whether the caller must remove the machine.
+    ///
+    /// A machine in creation is removed by the task that creates it.
     pub(crate) fn begin_removal(&mut self, name: &str) -> bool {
         let Some(state) = self.known.get_mut(name) else { return false };
         match std::mem::replace(state, MachineState::Removing) {

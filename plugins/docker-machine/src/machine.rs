@@ -12,7 +12,7 @@ use crate::config::Config;
 
 /// Timeout for the status of a machine, and for the first list during `Init`. The host's timeout for both calls is 60 s.
 const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(50);
-/// Timeout for a list, and for the two commands that return the connection details. The host's timeout for both calls is 120 s.
+/// Timeout for a list, and for getting the connection details. The host's timeout for both calls is 120 s.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(100);
 /// Default user of docker-machine.
 const DEFAULT_USER: &str = "root";
@@ -77,8 +77,7 @@ impl DockerMachine {
 
     /// Creates a machine. This takes minutes. The output of the command is written to the file `output`.
     ///
-    /// The command is not interrupted, even if the plugin exits, because docker-machine stores the provider's ID of the machine
-    /// only at the end.
+    /// The command continues if the plugin exits, because docker-machine stores the provider's ID of the machine only at the end.
     pub(crate) async fn create(&self, name: &str, output: &Path) -> Result<(), ProgramError> {
         let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
         arguments.extend(self.config.options.iter().map(|option| format!("--{option}")));

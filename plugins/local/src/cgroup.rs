@@ -180,7 +180,7 @@ impl InstanceCgroup {
         Ok(())
     }
 
-    /// Removes the cgroups once the last process has ended.
+    /// Removes the cgroups. Waits up to two seconds until the last process has ended.
     pub(crate) async fn remove(self) {
         for path in self.0 {
             for attempt in 1..=MAX_REMOVE_ATTEMPTS {
@@ -198,8 +198,9 @@ impl InstanceCgroup {
     }
 }
 
-/// Returns the path of this process's cgroup for a controller. `own` is the text of `/proc/self/cgroup`, in which version 2 has the
-/// controller "".
+/// Returns the path of this process's cgroup for a controller. Version 2 has the controller "".
+///
+/// `own` is the text of `/proc/self/cgroup`.
 fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
     let path = own.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;

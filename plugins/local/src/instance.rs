@@ -3,8 +3,8 @@
 //! ```text
 //! plugin --spawns--> [unshare: namespaces] --> instance (pid 1 of its namespace) --> commands
 //! ```
-//! When `unshare` ends, all processes of the namespace end. Without namespaces, the instance kills the processes that it
-//! started and their orphaned descendants, because it is their subreaper.
+//! When `unshare` ends, all processes of the namespace end. Without namespaces, the instance is the subreaper of the processes
+//! that it started, and kills them and their orphaned descendants.
 
 use std::path::Path;
 use std::process::Stdio;

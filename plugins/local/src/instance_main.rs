@@ -2,8 +2,8 @@
 //! the port and the fingerprint of its host key, and exits when stdin is closed.
 //!
 //! A persistent instance ([`PERSISTENT_ARG`]) does not exit when stdin is closed. Like a machine, it runs the server as a separate
-//! process ([`SERVER_ARG`]) and restarts it if it exits. Its connections are then lost, but the processes that it started
-//! continue.
+//! process ([`SERVER_ARG`]) and restarts the server if it exits. Connections are then lost, but processes that the server
+//! started continue.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{ExitCode, Stdio};

@@ -27,8 +27,10 @@ pub(crate) async fn reap(commands: Commands) {
     }
 }
 
-/// Kills all descendants of this process. The children of a killed process become children of this process and are killed,
-/// too. Blocks the only thread, so that no command can report its exit: a lost machine would not report it either.
+/// Kills all descendants of this process. Waits up to [`KILL_TIMEOUT`] until they have exited.
+///
+/// The children of a killed process become children of this process and are killed, too. Blocks the only thread, so that no
+/// command can report its exit: a lost machine would not report it either.
 pub(crate) fn kill_all() {
     let deadline = Instant::now() + KILL_TIMEOUT;
     loop {

@@ -51,7 +51,7 @@ pub(crate) struct InstanceRecord {
 /// Locks a directory for this plugin.
 ///
 /// # Errors
-/// Returns an error if another plugin uses the directory.
+/// Returns an error if another plugin uses the directory, or the lock file cannot be opened.
 pub(crate) async fn lock(root: &Path) -> Result<File, String> {
     let path = root.join(".lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);

@@ -60,7 +60,7 @@ struct GroupState {
     instances: BTreeMap<InstanceId, InstanceEntry>,
     created: u64,
     simulator: CloudSimulator,
-    /// True if the last request exceeded the capacity.
+    /// Whether the offer was reported as out of stock.
     out_of_stock: bool,
 }
 
@@ -134,7 +134,7 @@ impl Inner {
         }
     }
 
-    /// Watches a running instance until it ends.
+    /// Watches a running instance until it ends or is stopped, and removes it.
     async fn watch(
         self: Arc<Self>,
         id: InstanceId,

@@ -86,8 +86,9 @@ fn parse_state(id: &str, state: &str) -> Result<InstanceState, OutputError> {
     })
 }
 
-/// Parses the output of `increase`: a number in the last line, or `succeeded` of an object. `None` if the output is
-/// empty.
+/// Parses the output of `increase`: a number in the last line, or `succeeded` of an object.
+///
+/// `None` if the output is empty or the object has no `succeeded`.
 pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
     let number = match parse_json(text)? {
         Some(object) => object.get("succeeded").map(value_text),
@@ -96,8 +97,9 @@ pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
     number.map(|text| text.parse().map_err(|_| OutputError::Count { text })).transpose()
 }
 
-/// Parses the output of `decrease`, `suspend` and `resume`: an ID per line, or `succeeded` of an object. `None` if the
-/// output is empty.
+/// Parses the output of `decrease`, `suspend` and `resume`: an ID per line, or `succeeded` of an object.
+///
+/// `None` if the output is empty or `succeeded` is not a list.
 pub(crate) fn parse_ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputError> {
     let ids: Vec<String> = match parse_json(text)? {
         Some(object) => match object.get("succeeded") {
@@ -162,8 +164,9 @@ pub(crate) fn parse_init(text: &str) -> Result<InitOutput, OutputError> {
     })
 }
 
-/// Parses the output of `connect-info`. Also returns the path of the key file, if the output has one. The user's settings
-/// take precedence.
+/// Parses the output of `connect-info`. The user's settings take precedence.
+///
+/// Also returns `key_path` if neither the user's settings nor the output contain a key.
 pub(crate) fn parse_connect_info(
     text: &str,
     user: &ConnectorConfig,

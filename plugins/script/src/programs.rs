@@ -54,8 +54,10 @@ impl Programs {
         Ok(Some(finished))
     }
 
-    /// Sets the environment. It contains no password or key of the connector, because other processes of the same
-    /// operating-system user can read it. It contains the plain values of `settings`; nested tables are passed on stdin only.
+    /// Sets the environment.
+    ///
+    /// Other processes of the same operating-system user can read it, so it contains no password or key of the connector.
+    /// Nested tables of `settings` are passed on stdin only.
     fn set_environment(&self, command: &mut Command, call: Call) {
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();

@@ -23,7 +23,7 @@ struct PooledMachine {
     health: Health,
     /// Whether a check or cleanup is running.
     busy: bool,
-    /// Whether the machine is no longer in the list. It is removed when its lease ends.
+    /// Whether the machine is no longer in the list. It is removed once its lease has ended and it is cleaned up.
     removed_from_list: bool,
 }
 
@@ -51,7 +51,7 @@ enum Health {
 pub(crate) struct MachineLease {
     pub(crate) machine: String,
     pub(crate) lease: u64,
-    /// True if the instance was deleted, and the machine must be cleaned up.
+    /// Whether the lease has ended, so that the machine must be cleaned up.
     pub(crate) cleaning: bool,
     /// The machine, in case it is no longer in the list.
     pub(crate) details: Machine,
@@ -101,7 +101,7 @@ impl Pool {
         pool
     }
 
-    /// Replaces the list of machines. Machines that are not in the new list stay in the pool until their lease ends.
+    /// Replaces the list of machines. Leased machines that are not in the new list stay in the pool until they are cleaned up.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
         for pooled in self.machines.values_mut() {
             pooled.removed_from_list = true;
@@ -136,7 +136,7 @@ impl Pool {
         leased
     }
 
-    /// Ends a lease. Returns its machine, which must then be cleaned up. `None` if there is no such lease.
+    /// Ends a lease. Returns the machine to clean up. `None` if there is no such lease.
     pub(crate) fn release(&mut self, id: &InstanceId) -> Option<Machine> {
         let pooled = self.machine_of(id)?;
         if let MachineState::Leased(lease) = pooled.state {

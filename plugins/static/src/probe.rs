@@ -42,7 +42,7 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
     })
 }
 
-/// Runs a task within its timeout.
+/// Runs a task. A cleanup ends with a check.
 pub(crate) async fn run(task: &MachineTask, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
     match task {
         MachineTask::Check(machine) => check(machine, config, defaults).await,

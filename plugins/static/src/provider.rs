@@ -75,12 +75,14 @@ impl Inner {
         }
     }
 
-    /// Starts the tasks of machines concurrently, so that no task waits for another machine's cleanup.
+    /// Starts the tasks of machines concurrently, because a cleanup can be slow.
     fn spawn_tasks(self: &Arc<Self>, tasks: Vec<MachineTask>) -> JoinSet<()> {
         tasks.into_iter().map(|task| Arc::clone(self).run_task(task)).collect()
     }
 
-    /// Waits until all machines have been checked. Once one of them is healthy, waits only briefly for the others.
+    /// Waits for the first checks, up to [`INITIAL_CHECK_TIMEOUT`].
+    ///
+    /// Once a machine is healthy, waits only briefly for the others.
     async fn initial_check(&self, mut checks: JoinSet<()>) {
         let _ = tokio::time::timeout(INITIAL_CHECK_TIMEOUT, async {
             while checks.join_next().await.is_some() && !self.pool().await.has_available() {}
@@ -92,7 +94,7 @@ impl Inner {
         checks.detach_all();
     }
 
-    /// Checks unused machines until the process ends.
+    /// Checks and cleans up unused machines until the process ends.
     async fn check_loop(self: Arc<Self>) {
         let interval = Duration::from_secs(self.config.health_interval_s);
         loop {

@@ -118,7 +118,7 @@ impl DockerEngine {
     /// If the engine is isolated or shared, this network differs from the network of the tests.
     ///
     /// # Errors
-    /// The network has no such address.
+    /// The port cannot be opened.
     ///
     /// # Panics
     /// The process of the engine does not exist.
@@ -129,7 +129,7 @@ impl DockerEngine {
     /// Connects to an address in the network of the engine's containers.
     ///
     /// # Errors
-    /// The connection is refused.
+    /// The connection fails.
     ///
     /// # Panics
     /// The process of the engine does not exist.
@@ -176,7 +176,7 @@ impl DockerEngine {
         command
     }
 
-    /// Returns the ID of the engine's process that runs `program`. `None` means that it does not exist.
+    /// Returns the ID of the engine's process that runs `program`. `None` means that there is no such process.
     pub(crate) fn process_id(&self, program: &str) -> Option<OsString> {
         let data = self.dir.join("data");
         let is_engine = |process: &Path| {

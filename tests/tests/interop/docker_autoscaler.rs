@@ -54,7 +54,7 @@ fn instances_run_several_jobs_each_in_a_container_of_its_own() {
         assert_eq!(
             engine.call("GET", &format!("/containers/{name}/json"), &[]).0,
             404,
-            "container {name} was not removed"
+            "container {name} must be removed"
         );
     }
 }

@@ -48,7 +48,7 @@ fn unchanged_configuration_runs_jobs_in_containers_on_machines() {
     let machines: std::collections::BTreeSet<_> = logs.iter().map(|log| machine_of(log)).collect();
     assert_eq!(machines.len(), all.len(), "MaxBuilds = 1: {machines:?}");
     for log in &logs[..JOBS] {
-        assert!(log.contains("/.muster/muster-agent ag"), "the agent is not the first process of a container: {log}");
+        assert!(log.contains("/.muster/muster-agent ag"), "the agent must be the first process of a container: {log}");
     }
     assert!(logs[JOBS].contains("\nmade\n"), "{}", logs[JOBS]);
 }

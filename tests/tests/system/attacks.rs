@@ -1,8 +1,8 @@
 //! Jobs that try to do what they must not: read the files of other jobs, the token and the memory of the manager, use the sockets of agents and
 //! engines, or reach the metadata service of a cloud.
 //!
-//! Each attack runs as a real job, and is first shown to work: the search finds a file that its job has created, and the metadata can be read
-//! before it is blocked.
+//! Each attack runs as a real job. Most are first shown to work: the search finds a file that its job has created, and the metadata can be
+//! read before it is blocked.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;

@@ -51,7 +51,7 @@ async fn job_of_a_lost_grpc_response_runs_once() {
     harness.push(3, &["echo started"], &json!({}));
     let job = harness.coordinator.wait_for_end(JobId(3)).await;
     assert_eq!((job.assignments, job.text().matches("\nstarted\n").count()), (1, 1), "{}", job.text());
-    assert_eq!(harness.proxy.grpc_requests(), over_grpc, "the job of the lost response was requested over HTTP");
+    assert_eq!(harness.proxy.grpc_requests(), over_grpc, "the job of the lost response must be requested over HTTP");
 }
 
 async fn run_seeds(default_runs: u64, gitlab_like: bool) {

@@ -121,11 +121,11 @@ async fn run_range(seeds: Range<u64>, gitlab_like: bool) -> Tally {
     counter.abort();
     let max_seen = max_seen.load(Ordering::Relaxed);
     assert!((1..=MAX_INSTANCES).contains(&max_seen), "{max_seen} instances at the same time");
-    assert_eq!(harness.machines.names(), [""; 0], "instances remain:\n{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "no instance may remain:\n{}", harness.log());
     assert_eq!(
         harness.machines.processes(ProcessKind::PersistentInstance),
         [0; 0],
-        "instances remain:\n{}",
+        "no instance may remain:\n{}",
         harness.log()
     );
     tally

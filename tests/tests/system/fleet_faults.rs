@@ -177,7 +177,7 @@ async fn run_range(seeds: Range<u64>) -> Tally {
     let jobs = i64::try_from(tally.seeds).unwrap() * JOBS;
     checks::check_all_jobs(&harness, CONCURRENT, (1..=jobs).map(JobId)).await;
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
-    assert_eq!(harness.machines.names(), [""; 0], "instances remain:\n{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "no instance may remain:\n{}", harness.log());
     tally
 }
 

@@ -127,9 +127,9 @@ const HANDSHAKE_MESSAGES: &[&str] = &[
     "no handshake within 60 s",
 ];
 
-/// Returns the messages with which the manager may report a plugin, which concern the first call that fails.
+/// Returns the messages with which the manager may report the first failing call of a plugin.
 ///
-/// The list is empty if the plugin misbehaves only between calls, or if it is only slow, because a call has minutes to complete.
+/// The list is empty if no call fails, or if a call other than `Init` hangs, because such a call has minutes to complete.
 fn possible_messages(script: &Script) -> &'static [&'static str] {
     if script.start != WELL_BEHAVED {
         return HANDSHAKE_MESSAGES;

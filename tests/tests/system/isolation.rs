@@ -74,7 +74,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
     let machines = nest.daemon.machines();
     let mut slots: Vec<_> = machines.values().map(|machine| machine.slot).collect();
     slots.sort_unstable();
-    assert_eq!(slots, [Some(0), Some(1)], "not both slots of the instance were used");
+    assert_eq!(slots, [Some(0), Some(1)], "both slots of the instance must be used");
     assert_eq!(harness.machines.names().len(), 1);
     std::fs::write(harness.path("go"), "").unwrap();
     let instance = harness.machines.names().remove(0);
@@ -86,7 +86,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
         let home = nest.home(machine);
         assert!(
             text.contains(&format!("home={} image={image}", home.display())),
-            "the job did not run in its own VM: {text}"
+            "the job must run in its own VM: {text}"
         );
         let expected = [
             "Preparing instance...".to_owned(),
@@ -103,7 +103,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
         assert!(positions.is_sorted(), "{text}");
         assert!(
             !Path::new(&harness.path("machines")).join(&instance).join("builds").exists(),
-            "the job left files on the instance itself"
+            "the job must leave no files on the instance itself"
         );
     }
     wait_until_no_vm(&harness, &nest).await;
@@ -129,7 +129,7 @@ async fn next_job_in_a_slot_gets_a_clean_virtual_machine() {
     let (first, second) = (run_job(1).await, run_job(2).await);
     assert!(first.1 && second.1, "{first:?} {second:?}");
     assert_ne!(first.0, second.0);
-    assert_eq!(harness.machines.names().len(), 1, "the jobs ran on different instances");
+    assert_eq!(harness.machines.names().len(), 1, "the jobs must run on the same instance");
     wait_until_no_vm(&harness, &nest).await;
 }
 
@@ -261,7 +261,7 @@ async fn unresponsive_vm_fails_its_job_and_its_instance_is_kept() {
     harness.push(2, &[&lines.script()], &json!({}));
     let job = harness.coordinator.wait_for_end(NEXT).await;
     checks::check_success(&harness, NEXT, &job, lines);
-    assert_eq!(harness.machines.names(), instances, "the instance was replaced: {}", harness.log());
+    assert_eq!(harness.machines.names(), instances, "the instance must be kept: {}", harness.log());
     wait_until_no_vm(&harness, &nest).await;
 }
 
@@ -347,7 +347,7 @@ async fn unreachable_vm_is_deleted_and_job_fails_with_advice() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert_eq!(nest.daemon.created_count(), 3, "there were not three attempts on the same instance: {}", harness.log());
+    assert_eq!(nest.daemon.created_count(), 3, "expected three attempts on the same instance: {}", harness.log());
     wait_until_no_vm(&harness, &nest).await;
 }
 
@@ -362,7 +362,7 @@ async fn instance_without_nesting_daemon_gets_no_job_and_reason_is_logged() {
     let log = harness.log();
     let line = log.lines().find(|line| line.contains(advice)).unwrap();
     assert!(line.contains("local-") && line.contains("missing.sock"), "{line}");
-    assert_eq!(harness.start_count(JOB), 0, "the job ran on the instance itself");
+    assert_eq!(harness.start_count(JOB), 0, "the job must not run on the instance itself");
 }
 
 /// Fake of the program `tart`, which GitLab's daemon runs. Its VMs are processes with an SSH server.

@@ -57,7 +57,7 @@ fn report_compares_idle_time_failures_and_waits_with_docker_machine() {
     {
         assert!(
             measured("muster", figure) < measured("machine", figure),
-            "{figure} is not better than with Docker Machine"
+            "{figure} must be better than with Docker Machine"
         );
     }
 }

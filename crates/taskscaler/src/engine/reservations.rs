@@ -1,11 +1,9 @@
 //! Reservations: slots that are reserved for job requests before a job has arrived.
 //!
-//! A preemptive policy reserves free slots only. With two idle slots and a full queue at the coordinator, only two jobs would
-//! start at a time, and the next two only after replacement instances have booted. While job requests immediately return jobs,
-//! slots of instances that boot or can be created now are therefore reserved ahead. The maximum is the number of consecutive
-//! requests that immediately returned a job, so that the maximum doubles with each round of requests, like the window of TCP's
-//! slow start. After the first answer without a job, or after
-//! [`HELD_AFTER`] without any answer, no more slots are reserved ahead, and the existing reservations ahead are revoked.
+//! With two idle slots and a full queue at the coordinator, reservations of free slots would start only two jobs at a time.
+//! While job requests immediately return jobs, slots of instances that boot or can be created now are therefore reserved ahead.
+//! At most as many slots are reserved ahead as consecutive requests immediately returned a job. After an answer without a job,
+//! or after [`HELD_AFTER`] without any answer, the reservations ahead are revoked.
 //!
 //! A reservation creates no instance. Instances are created for jobs that have arrived.
 
@@ -25,11 +23,11 @@ pub(super) struct Reservations {
     ///
     /// This is the time of the last answer. If a request was sent later while no other was open, it is the time of that request's reservation.
     last_answer: Time,
-    /// Whether slots are reserved ahead. Such reservations may be revoked.
+    /// Whether reservations may exceed the free slots.
     is_ahead: bool,
-    /// Time at which the last attempt to reserve a slot was refused.
+    /// Time of the last refused attempt to reserve a slot. A job may be waiting at the coordinator.
     ///
-    /// `None` if that attempt succeeded, or if there was no attempt. After a refusal, a job may be waiting at the coordinator.
+    /// Reset to `None` when a slot that is not free can be reserved.
     last_refusal: Option<Time>,
 }
 
@@ -65,7 +63,7 @@ impl Reservations {
         self.last_answer = now.at;
     }
 
-    /// Records when an attempt to reserve a slot was refused. `None` means that the attempt succeeded.
+    /// Records when an attempt to reserve a slot that is not free was refused. `None` means that the attempt succeeded.
     pub(super) fn record_refusal(&mut self, refused_at: Option<Time>) {
         self.last_refusal = refused_at;
     }
@@ -106,7 +104,7 @@ impl Reservations {
         is_allowed
     }
 
-    /// Whether [`Self::too_far_ahead`] must be checked. Stops reserving ahead if requests have been unanswered for too long.
+    /// Returns whether [`Self::too_far_ahead`] must be called. Stops reserving ahead if requests are held.
     pub(super) fn check_ahead(&mut self, now: Now, queue: &Queue) -> bool {
         if self.is_ahead && self.is_held(now, queue) {
             self.immediate_jobs = 0;
@@ -134,7 +132,7 @@ impl Reservations {
         keys
     }
 
-    /// Returns the time from which unanswered requests count as held, which means that no job waits at the coordinator.
+    /// Returns the time from which unanswered requests count as held. `None` if no slot can be reserved ahead.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
         let waits = self.is_ahead && self.unused(queue) > 0;
         waits.then_some(self.last_answer + HELD_AFTER).filter(|at| *at > now.at)

@@ -8,10 +8,10 @@ use crate::ledger::{Intent, Row, RowKey};
 use crate::time::Now;
 use crate::types::{GroupId, RemovalReason};
 
-/// Rows that need attention after a restore.
+/// Keys of rows that were not restored unchanged.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Keys of unusable rows: their group is not configured, or their value does not fit the key.
+    /// Keys of unusable rows, see [`Engine::restore`].
     unknown: Vec<RowKey>,
     /// Keys of rows to write or delete.
     outdated: Vec<RowKey>,
@@ -57,10 +57,9 @@ impl Engine {
         (engine, unknown)
     }
 
-    /// Returns the name of the only group if all rows are of one group with another name.
+    /// Returns the new name of the only group if the runner was renamed: all rows of groups have one other name.
     ///
-    /// In this case the runner was renamed. Returns `None` if the configuration names the group explicitly: a different name then means a
-    /// new group, perhaps at another provider.
+    /// `None` if the configuration names the group explicitly. A different name then means a new group.
     fn renamed_group(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let mut groups = self.inventory.groups.iter();
         let (Some((_, only)), None) = (groups.next(), groups.next()) else { return None };

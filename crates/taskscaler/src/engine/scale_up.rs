@@ -52,7 +52,7 @@ pub(super) struct ScaleUpRequest {
 /// State of a scale-up request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequestState {
-    /// The provider has not answered it.
+    /// The provider has not answered.
     Sent,
     /// The provider creates the instances.
     Accepted {
@@ -95,9 +95,7 @@ impl RequestState {
 }
 
 impl ScaleUpRequest {
-    /// Whether the time since `requested_at` can be used as a creation time.
-    ///
-    /// It can if this process sent the request, but not if the request was restored from the ledger.
+    /// Whether this process sent the request, so that the time since `requested_at` is exact.
     pub(super) fn timing_is_valid(&self) -> bool {
         self.added_at.at == self.requested_at
     }
@@ -118,7 +116,7 @@ impl ScaleUpRequest {
 pub(super) struct MatchedRequest {
     /// The request after the match.
     pub(super) request: ScaleUpRequest,
-    /// Whether it was overdue, unconfirmed or written off.
+    /// Whether the request was overdue, unconfirmed or written off.
     pub(super) is_late: bool,
     /// Calls of the requests whose ledger rows have changed.
     pub(super) changed: Vec<u64>,
@@ -189,7 +187,7 @@ impl ScaleUpRequests {
         });
     }
 
-    /// Returns the ledger row of a request. `None` if the request is complete.
+    /// Returns the ledger row of a request. `None` if the request is complete or unknown.
     pub(super) fn row(&self, call: u64) -> Option<Row> {
         let request = self.all.iter().find(|request| request.call == call && request.is_open())?;
         Some(Row::ScaleUp {
@@ -240,7 +238,7 @@ impl ScaleUpRequests {
         Some((first, times.next_back().unwrap_or(first)))
     }
 
-    /// Matches an instance that has appeared to the likeliest request. `None` if no instance is outstanding.
+    /// Matches an instance that has appeared to the likeliest request. Returns `None` if no instance is outstanding.
     pub(super) fn match_instance(&mut self, at: Time) -> Option<MatchedRequest> {
         let rank = |state: &RequestState| match state {
             RequestState::Accepted { .. } => 0,
@@ -257,8 +255,8 @@ impl ScaleUpRequests {
         if request.timing_is_valid() {
             self.latencies.learn(at.since(request.requested_at));
         }
-        // The instance may belong to another request. In this case the instance of the matched request may still appear, and will be
-        // matched to the other request, which must be kept for at least as long.
+        // The instance may belong to another request. The instance of the matched request will then be matched to that other
+        // request. All requests are therefore kept until it should have appeared.
         let keep_until = match request.state {
             RequestState::Accepted { counts_until, .. } => counts_until,
             _ => at + UNCONFIRMED_WINDOW,
@@ -304,7 +302,6 @@ impl ScaleUpRequests {
         Some(request.requested)
     }
 
-    /// Removes requests that are complete.
     pub(super) fn remove_complete(&mut self) {
         self.all.retain(ScaleUpRequest::is_open);
     }

@@ -81,7 +81,7 @@ impl Engine {
         self.inventory.pool.totals().free + self.hold.free_slots(&self.inventory.pool)
     }
 
-    /// Records the load of the last minute for the forecast.
+    /// Records the current load for the forecast.
     pub(super) fn record_load(&mut self, now: Now) {
         if !self.plan.has_forecast() {
             return;

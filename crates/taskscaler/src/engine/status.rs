@@ -142,7 +142,7 @@ impl GroupStatus {
         }
     }
 
-    /// Returns a message if the group's instances cannot be listed.
+    /// Returns a message if the last list of the group failed.
     #[must_use]
     pub fn list_failure_message(&self) -> Option<String> {
         let error = self.list_error.as_ref()?;
@@ -164,13 +164,13 @@ pub struct InstanceStatus {
     /// `booting`, `preparing`, `ready`, `suspending`, `suspended` or `resuming` (with an environment for a later job),
     /// `cordoned` (by an operator), `draining` (deleted after its last job), or `deleting`.
     pub state: String,
-    /// Reason for the deletion, the operator who cordoned it, or the suspended environment. `None` in other states.
+    /// Reason for the deletion, the operator who cordoned the instance, or the suspended environment.
     pub reason: Option<String>,
-    /// Time in this state, in milliseconds.
+    /// Time in this state, in milliseconds. In a report that was read from the ledger: [`Self::age_ms`].
     pub state_age_ms: u64,
-    /// Time since it was first seen, in milliseconds.
+    /// Time since the instance was first seen, in milliseconds.
     pub age_ms: u64,
-    /// Number of jobs that were ever assigned to it, including running ones.
+    /// Number of jobs that were ever assigned to the instance, including running ones.
     pub job_count: u32,
     /// Consecutive failed health checks.
     pub failures: u32,
@@ -249,7 +249,7 @@ impl Totals {
     }
 }
 
-/// The parts of the engine that its status describes.
+/// Parts of the engine that the status describes.
 #[derive(Debug)]
 pub(super) struct StatusView<'a> {
     pub(super) now: Now,
@@ -283,7 +283,9 @@ impl StatusView<'_> {
             .collect()
     }
 
-    /// Returns the estimated time until the next instance is ready, in milliseconds. `None` means unknown.
+    /// Returns the estimated time until the next instance is ready, in milliseconds.
+    ///
+    /// `None` if no instance is expected, or if no boot or preparation was observed yet.
     pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
         let preparation = |group: &GroupState| group.preparation.fastest.unwrap_or_default();
         let groups = self.inventory.groups.iter();

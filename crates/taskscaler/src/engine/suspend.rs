@@ -8,13 +8,12 @@
 //!                                                                                       ready: assigned to the job </
 //! ```
 //!
-//! Suspend and resume calls only express an intent. Their effect is what the list reports, and each is repeated until the list
-//! reports an effect. If a job requests the environment before the suspend call was made, the instance is prepared
-//! directly.
+//! A suspend or resume call is repeated until a list reports its effect. If a job requests the environment before the suspend
+//! call was made, the instance is prepared directly.
 //!
-//! All waits are bounded: an environment expires unless a job waits for it, and a job that waits gets it or an error
-//! within [`RESUME_TIMEOUT`]. Once a job has the environment, it is no longer in the ledger. If the manager is killed before it
-//! has notified the job, the environment is lost, because the job may have used it.
+//! An environment without a waiting job expires. A waiting job gets the environment or an error within [`RESUME_TIMEOUT`].
+//! An environment that was assigned to a job is removed from the ledger. If the manager is killed before it has notified the
+//! job, the environment is lost, because the job may have used it.
 
 mod state;
 
@@ -47,7 +46,7 @@ pub(super) struct SuspendConditions {
     pub(super) max_cost_per_hour: Option<f64>,
 }
 
-/// What a prepared instance means for the job that waits for its environment.
+/// Result of a preparation, for the job that waits for the environment.
 #[derive(Debug)]
 pub(super) enum Resumed {
     /// The instance is not being resumed, or no job waits for it any longer.
@@ -205,7 +204,7 @@ impl Suspensions {
         None
     }
 
-    /// Handles a suspend or resume call that the plugin did not accept. It is repeated later.
+    /// Handles a suspend or resume call that the plugin did not accept.
     #[must_use]
     pub(super) fn call_failed(
         &mut self,
@@ -251,7 +250,7 @@ impl Suspensions {
         Resumed::Ready { key: key.clone(), waited: now.at.since(*since) }
     }
 
-    /// Suspends a prepared instance again if its job no longer waits for it.
+    /// Suspends an instance again whose preparation has ended, because no job waits for it.
     #[must_use]
     pub(super) fn suspend_again(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let is_prepared = change(inventory, index, |suspension| {
@@ -294,7 +293,7 @@ impl Suspensions {
     }
 }
 
-/// Whether an environment of this name exists and no job uses it.
+/// Whether an instance is suspended with an environment of this name.
 pub(super) fn has_environment(pool: &Pool, name: &str) -> bool {
     let is_suspended = |instance: &Instance| matches!(instance.phase, InstancePhase::Suspended(_));
     with_environment(pool, name).any(|(_, instance)| is_suspended(instance))
@@ -305,7 +304,7 @@ fn with_environment<'a>(pool: &'a Pool, name: &'a str) -> impl Iterator<Item = (
     pool.iter().filter(move |(_, instance)| instance.saved_environment.as_ref().is_some_and(has_name))
 }
 
-/// Returns the instance of an environment that a job can resume.
+/// Returns the instance whose environment a job of `owner` can resume.
 pub(super) fn find_resumable(inventory: &Inventory, now: Now, name: &str, owner: &str) -> Result<Index, ResumeError> {
     let (index, instance) = with_environment(&inventory.pool, name).next().ok_or(ResumeError::Unknown)?;
     if instance.saved_environment.as_ref().is_none_or(|environment| environment.owner != owner) {
@@ -369,9 +368,9 @@ pub(super) fn check_suspendable(
     Ok(())
 }
 
-/// Returns the suspended instance to delete if so many instances are suspended that other jobs would get none.
+/// Returns the instance to delete if suspended instances reach the maximum number or exceed the maximum cost.
 ///
-/// The environment that would expire first is deleted first.
+/// This is the instance whose environment expires first, among those for which no job waits.
 pub(super) fn find_evictable(inventory: &Inventory, max_cost_per_hour: Option<f64>) -> Option<Index> {
     let suspended = inventory.pool.suspended();
     let is_above_max = inventory.groups.max_instances().is_some_and(|max| suspended >= max);

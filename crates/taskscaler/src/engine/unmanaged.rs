@@ -12,7 +12,7 @@ use crate::time::{Now, Time};
 const DELETED_ID_TTL: Duration = Duration::from_secs(3600);
 /// Maximum number of remembered IDs of deleted instances.
 const MAX_DELETED_IDS: usize = 100_000;
-/// Time for which the retirement of an instance that has not been listed yet is remembered.
+/// Minimum time for which the retirement of an instance that has not been listed yet is remembered.
 const EARLY_RETIREMENT_TTL: Duration = Duration::from_secs(600);
 /// Maximum number of remembered retirements.
 const MAX_EARLY_RETIREMENTS: usize = 1000;
@@ -20,7 +20,7 @@ const MAX_EARLY_RETIREMENTS: usize = 1000;
 #[derive(Debug, Clone, Copy)]
 struct UnmanagedInstance {
     misses: MissCounter,
-    /// Number of the last list that contained it.
+    /// Number of the last list that contained the instance.
     listed: u64,
     first_seen_unix: i64,
 }
@@ -33,12 +33,12 @@ struct UnmanagedInstance {
 pub(super) struct UnmanagedInstances(BTreeMap<InstanceId, UnmanagedInstance>);
 
 impl UnmanagedInstances {
-    /// Adds an instance that the list of this number contains.
+    /// Adds an instance that list number `list` contains.
     pub(super) fn insert(&mut self, id: InstanceId, list: u64, first_seen_unix: i64) {
         self.0.insert(id, UnmanagedInstance { misses: MissCounter::default(), listed: list, first_seen_unix });
     }
 
-    /// Removes an instance. Returns whether it was known.
+    /// Removes an instance. Returns whether the instance was known.
     pub(super) fn remove(&mut self, id: &InstanceId) -> bool {
         self.0.remove(id).is_some()
     }
@@ -60,14 +60,14 @@ impl UnmanagedInstances {
         self.0.get(id).map(|instance| instance.first_seen_unix)
     }
 
-    /// Records that the list of this number contains the instance. Returns whether it is known.
+    /// Records that list number `list` contains the instance. Returns whether the instance is known.
     pub(super) fn record_listed(&mut self, id: &InstanceId, list: u64) -> bool {
         let Some(instance) = self.0.get_mut(id) else { return false };
         (instance.misses, instance.listed) = (MissCounter::default(), list);
         true
     }
 
-    /// Removes the instances that are lost because they are missing from the list of this number and from earlier ones.
+    /// Removes and returns the instances that are missing from list number `list` and from earlier lists.
     pub(super) fn remove_missing(&mut self, list: u64, at: Time) -> Vec<InstanceId> {
         let mut lost = Vec::new();
         self.0.retain(|id, instance| {

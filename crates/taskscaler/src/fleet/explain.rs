@@ -6,7 +6,7 @@ use crate::history::{DAY_S, HistoryEntry};
 
 /// Maximum number of decisions in an explanation.
 const MAX_DECISIONS: usize = 1000;
-/// Kinds of decisions that affect the number of instances.
+/// Kinds of decisions that can explain why a job waits.
 const SCALING_KINDS: [&str; 8] = [
     "policy",
     "scale_up",

@@ -182,7 +182,7 @@ fn instance_status(
 mod tests {
     use super::*;
 
-    /// The report of the engine that is restored from the same rows has the same numbers.
+    /// An engine that is restored from the same rows reports the same numbers.
     #[test]
     fn requests_are_counted_as_the_engine_counts_them() {
         let directory = tempfile::tempdir().unwrap();

@@ -125,7 +125,7 @@ pub struct CloudFaults {
     pub fail_after_success: f64,
     /// A call affects only some of its instances.
     pub partial: f64,
-    /// A created instance appears in lists only minutes later.
+    /// A created instance appears in lists up to 20 minutes later.
     pub delayed: f64,
     /// A created instance never appears in a list.
     pub never_appears: f64,
@@ -179,7 +179,7 @@ pub struct Machine {
 pub enum Visibility {
     /// The manager can know that the machine exists.
     Always,
-    /// The manager can know it after it has received a later list than this one, which wrongly omitted the machine.
+    /// This list wrongly omitted the machine. The manager can know the machine after it has received a later list with it.
     ///
     /// A list is given by the number of the manager's run and the number of the call.
     Since((u32, u64)),
@@ -200,7 +200,7 @@ pub struct Cloud {
     name: String,
     limit: Option<TokenBucket>,
     last_number: u64,
-    /// Time from which there are no faults.
+    /// Time from which there are no faults, preemptions or stock-outs, and no quota.
     faults_end: Time,
     /// Time of day at the start of the simulation, in seconds.
     day_s: f64,
@@ -212,7 +212,7 @@ const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 impl Cloud {
     /// Creates a provider whose machines are named `name` with a number.
     ///
-    /// Faults end at `faults_end`. `origin` is the start of the simulation in seconds since 1970.
+    /// Faults, preemptions, stock-outs and the quota end at `faults_end`. `origin` is the start of the simulation in seconds since 1970.
     #[must_use]
     pub fn new(name: &str, config: CloudConfig, faults_end: Time, origin: i64) -> Self {
         let limit = config.creations_per_second.map(|rate| TokenBucket::new(rate, rate.max(1.0), Time::ZERO));

@@ -30,7 +30,7 @@ pub(super) enum SimEvent {
     PluginUp(usize),
     /// A disturbance happens.
     Disturbance(Disturbance),
-    /// All faults and disturbances end.
+    /// The disturbances are reverted.
     FaultsEnd,
     /// Someone creates a machine that the manager did not request.
     UnmanagedInstance,

@@ -1,4 +1,4 @@
-//! Invariants of a simulation that hold regardless of the provider's behavior. The engine's state alone cannot show them.
+//! Invariants of a simulation that hold regardless of the provider's behavior.
 //!
 //! The crate's documentation defines I1 to I6, and `docs/spec/life-of-a-job.md` defines J4.
 

@@ -3,7 +3,7 @@
 //! - [`cloud`] simulates a provider: boot times, rate limits, quotas, stock-outs, preemptions and prices. It can inject faults:
 //!   outdated or incomplete lists, errors after success, partial or delayed creations.
 //! - [`disturbance`] defines other disturbances: plugin failures, jumps of prices and clocks, operator actions.
-//! - [`simulation`] runs an engine with jobs and restarts of the manager, and checks the [`invariants`] after every event.
+//! - [`simulation`] runs an engine with jobs and restarts of the manager, and checks the [`invariants`].
 //! - [`scenario`] describes a simulation and generates random ones for tests.
 //! - [`trace`] reads jobs from a file or generates them.
 //! - [`report`] contains the results: wait times, cost, idle share and a timeline.

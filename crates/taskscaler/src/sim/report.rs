@@ -24,8 +24,7 @@ pub struct Point {
 /// Wait times, completed and unfinished jobs, machines and costs count only from [`super::scenario::Scenario::measured_from`] on.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Wait time of each attempt of each job in milliseconds, in the order of their starts. For attempts that never got a slot, the
-    /// time until the end of the simulation.
+    /// Wait times in milliseconds of all attempts of jobs that started, and of those that still waited at the end.
     #[serde(skip)]
     pub waits_ms: Vec<u64>,
     /// Number of jobs that completed.

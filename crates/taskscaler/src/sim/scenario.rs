@@ -48,12 +48,12 @@ pub struct Scenario {
     pub suspended_jobs: Option<Duration>,
     /// Time from which there are no faults. Later than [`Self::end`] means never.
     pub faults_end: Time,
-    /// Time at which the simulation ends at the latest. All jobs must be done by then.
+    /// Time by which all jobs must be done. The simulation ends at most [`Self::settle_time`] later.
     pub end: Time,
     /// Time that the simulation continues after the last job and the end of faults, to see the fleet shrink. `None` means until
     /// [`Self::end`].
     pub settle_time: Option<Duration>,
-    /// Whether the invariants are checked after every event and at the end.
+    /// Whether the engine's invariants are checked after every event, and jobs and machines at the end.
     pub checked: bool,
     /// Whether the simulation ends with the last job.
     pub stop_when_done: bool,
@@ -78,7 +78,7 @@ pub struct Case {
 pub const MONDAY: i64 = 1_772_409_600;
 
 impl Scenario {
-    /// Creates a scenario without faults and without checks, for the evaluation of policies.
+    /// Creates a scenario without kills, disturbances and checks, for the evaluation of policies.
     #[must_use]
     pub fn fault_free(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
         Self {
@@ -201,7 +201,7 @@ impl Case {
         Simulation::new(&self.scenario, &self.jobs).run()
     }
 
-    /// Returns a minimal case that violates the same invariant.
+    /// Simplifies the case as long as it violates the same invariant.
     #[must_use]
     pub fn shrunk(&self, violation: &Violation) -> Self {
         let mut best = self.clone();

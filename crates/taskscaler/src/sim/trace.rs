@@ -37,8 +37,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns the resource usage that the job reports: half of the CPUs that it requests, so that requests and measurements differ. If
-    /// it requests none, it uses 1.5 CPUs.
+    /// Returns the resource usage that the job reports: half of the CPUs that it requests, or 1.5 CPUs.
+    ///
+    /// Requests and measurements therefore differ.
     #[must_use]
     pub fn usage(&self) -> JobUsage {
         let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;

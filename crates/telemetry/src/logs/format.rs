@@ -12,7 +12,7 @@ use super::filter::Level;
 use super::record::{Record, Value};
 use super::sink::Sink;
 
-/// Minimum width of the message in the format `runner`.
+/// Minimum width of level and message in the format `runner`.
 const MESSAGE_COLUMNS: usize = 50;
 
 /// Format of log lines.

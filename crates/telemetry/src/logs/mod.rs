@@ -8,7 +8,7 @@
 //!                                                        +--> gitlab_runner_errors_total
 //! ```
 //!
-//! Records must not contain secrets. Callers ensure that with the type `Secret`. As a second line of defense, text that
+//! Records must not contain secrets, and callers ensure this with the type `Secret`. As a second line of defense, text that
 //! looks like a token, or like credentials in a URL, is masked here.
 
 mod dump;

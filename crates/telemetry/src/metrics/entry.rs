@@ -270,7 +270,6 @@ impl TokenMetrics {
     /// `endpoint` and `method` must come from small fixed sets.
     pub fn record_call(&self, endpoint: &str, method: &str, status: Option<u16>, duration: Duration) {
         if matches!(status, Some(200..300)) {
-            // The coordinator considers a runner alive by its job requests, traces and status updates.
             *self.last_contact.lock() = Instant::now();
         }
         let method = method.to_ascii_lowercase();

@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 use super::metric_set::MetricSet;
 use crate::names;
 
-/// Clock ticks per second in `/proc`. Linux uses this value in user space on all platforms.
+/// Clock ticks per second in `/proc`.
 const TICKS: f64 = 100.0;
 
 pub(super) struct ProcessMetrics {

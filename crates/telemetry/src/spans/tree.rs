@@ -87,7 +87,7 @@ pub struct JobSpan {
 }
 
 impl JobSpan {
-    /// Returns the spans, starting with that of the job.
+    /// Returns the spans. The first is the job's span.
     ///
     /// Times of a child are limited to those of its parent, because the clocks of the manager and the instance can differ.
     pub(super) fn spans(&self) -> Vec<Span> {

@@ -129,6 +129,6 @@ fn every_recording_belongs_to_a_case() {
         let files = std::fs::read_dir(directory(executor).join("recorded")).unwrap();
         let mut unknown: Vec<_> = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
         unknown.retain(|file| !cases.contains(file));
-        assert_eq!(unknown, Vec::<String>::new(), "these files have no case");
+        assert_eq!(unknown, Vec::<String>::new(), "each recording must have a case");
     }
 }

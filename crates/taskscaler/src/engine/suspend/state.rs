@@ -33,11 +33,11 @@ pub(in crate::engine) struct Suspension {
 pub(in crate::engine) enum SuspendState {
     /// The instance should be suspended.
     Suspending,
-    /// The provider lists it as suspended.
+    /// The provider lists the instance as suspended.
     Suspended,
     /// The instance should run again.
     Resuming,
-    /// It runs and is being prepared.
+    /// The instance runs and is being prepared.
     Preparing,
 }
 
@@ -76,7 +76,7 @@ impl Suspension {
     /// A preparation in progress is not interrupted. Otherwise its result would be mistaken for the result of a later preparation.
     pub(in crate::engine) fn suspend_again(&mut self, at: Time) {
         if self.state == SuspendState::Resuming {
-            // The last list is from before the resume call.
+            // The last list may be from before the resume call.
             self.last_listed = None;
         }
         if self.state != SuspendState::Preparing {

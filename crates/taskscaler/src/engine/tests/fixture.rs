@@ -262,7 +262,7 @@ impl Fixture {
         self.started.clear();
     }
 
-    /// Lets time pass, with a tick at each time at which the engine wants to wake.
+    /// Lets time pass, with a tick whenever the engine wants to wake or an instance has booted.
     pub(super) fn advance(&mut self, duration: Duration) {
         let end = self.now.at + duration;
         for _ in 0..100_000 {
@@ -293,7 +293,6 @@ impl Fixture {
         }
     }
 
-    /// Lets this number of seconds pass, like [`Self::advance`].
     pub(super) fn seconds(&mut self, seconds: u64) {
         self.advance(Duration::from_secs(seconds));
     }
@@ -347,7 +346,6 @@ impl Fixture {
             .collect()
     }
 
-    /// Returns the number of matching actions.
     pub(super) fn count(&self, matches: impl Fn(&Action) -> bool) -> usize {
         self.actions.iter().filter(|action| matches(action)).count()
     }
@@ -366,7 +364,7 @@ pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     found: T,
 ) {
     assert_eq!(found, muster, "{description}; gitlab-runner has {upstream:?}");
-    assert_ne!(upstream, muster, "{description}: the values do not differ");
+    assert_ne!(upstream, muster, "{description}: the values must differ");
 }
 
 /// Returns a fixture with running instances that the engine adopts.

@@ -214,7 +214,7 @@ fn v11_reappearing_instance_resets_its_miss_count() {
         }
         fixture.clouds[0] = removed;
         fixture.seconds(120);
-        assert!(fixture.lost.is_empty(), "a single list without it is not enough, however often that happens");
+        assert!(fixture.lost.is_empty(), "no two lists in a row are without the instance, so it is not lost");
     }
     assert_eq!(fixture.slot_of("1"), "a/0");
 }
@@ -228,7 +228,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     let before = lists(&fixture);
     while fixture.lost.is_empty() {
         fixture.seconds(1);
-        assert!(lists(&fixture) - before <= 2, "two lists without it are enough");
+        assert!(lists(&fixture) - before <= 2, "two lists without the instance are enough");
     }
     assert_differs_from_upstream(
         "V12: lists without a running instance until it is lost",
@@ -242,7 +242,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     let before = lists(&fixture);
     while fixture.instances() > 0 {
         fixture.seconds(1);
-        assert!(lists(&fixture) - before <= 1, "the first list without it completes its deletion");
+        assert!(lists(&fixture) - before <= 1, "the first list without the instance completes its deletion");
     }
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Deleted { deletion: Some(_), .. })));
 }
@@ -273,7 +273,7 @@ fn v15_lists_are_rare_until_a_change_is_expected() {
     let before = lists(&fixture);
     fixture.seconds(600);
     assert_eq!(lists(&fixture) - before, 10, "expected one list per minute");
-    // An instance is created that no job waits for.
+    // No job waits for the next instance.
     fixture.boot = Duration::from_secs(3600);
     fixture.handle(Event::Policies(Policies::always(idle_target(2, 3600))));
     fixture.seconds(2);

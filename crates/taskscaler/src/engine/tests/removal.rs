@@ -100,7 +100,7 @@ fn instance_missing_from_one_list_is_not_lost() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::MissingFromList { .. })));
     fixture.clouds[0] = removed;
     fixture.seconds(120);
-    assert!(fixture.lost.is_empty(), "a single list without it must have no effect");
+    assert!(fixture.lost.is_empty(), "a single list without the instance must not end its job");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn instances_are_not_removed_while_plugin_is_down() {
     config.policies = Policies::always(idle_target(0, 36_000));
     let mut fixture = adopted(config, &["a", "b"]);
     fixture.seconds(60);
-    // One instance boots while the plugin goes down, for longer than its timeout.
+    // One instance still boots when the plugin goes down. Its boot takes longer than the boot timeout.
     fixture.boot = Duration::from_secs(6000);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);

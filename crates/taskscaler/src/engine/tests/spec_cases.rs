@@ -21,7 +21,7 @@ fn s05_preemptive_policy_reserves_only_ready_slots() {
     let mut preemptive = Fixture::new(config);
     let refusal = preemptive.reserve("a").unwrap_err();
     assert!(matches!(refusal, NoCapacity::NoneAvailable { .. }), "five instances boot, and none is ready: {refusal}");
-    // They run after 30 s, and are listed at most two seconds later.
+    // The instances run after 30 s, and are listed at most two seconds later.
     preemptive.seconds(33);
     preemptive.reserve("a").unwrap();
 }
@@ -189,7 +189,7 @@ fn s16_lost_connection_detects_missing_instance() {
     fixture.clouds[0].clear();
     let before = fixture.count(|action| matches!(action, Action::List { .. }));
     fixture.handle(Event::ConnectionLost { key: key("1") });
-    assert!(fixture.lost.is_empty(), "a single list without it is not enough");
+    assert!(fixture.lost.is_empty(), "a single list without the instance must not end its job");
     fixture.seconds(2);
     assert_eq!(fixture.lost, [key("1")]);
     let lists = fixture.count(|action| matches!(action, Action::List { .. })) - before;

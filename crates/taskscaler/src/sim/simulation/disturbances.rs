@@ -85,7 +85,7 @@ impl Simulation<'_> {
         existing.get(index % existing.len().max(1)).map(|id| (*id).clone())
     }
 
-    /// Ends all disturbances: stock and prices are as at the start, no group is drained, and no instance is cordoned.
+    /// Reverts all changes of stock and prices, uncordons instances, and ends the draining of groups.
     pub(super) fn end_disturbances(&mut self) {
         for group in 0..self.clouds.len() {
             self.has_stock[group] = true;
@@ -171,7 +171,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Reports an answered job request. It was immediate unless the coordinator held the request until a job arrived.
+    /// Reports a job request that was answered with a job, immediately or after the coordinator had held the request.
     pub(super) fn report_answered_request(&mut self) {
         let is_immediate_job = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
         self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job });
