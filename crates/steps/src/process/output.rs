@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::pipe::fcntl_setpipe_size;
 use tokio::net::unix::pipe::Receiver;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -109,7 +110,9 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
         };
         let result = if last_length >= LARGE_PIECE_BYTES {
             // The runtime does not know of these reads. If nothing is left, the next `try_read` tells it.
-            copy_large_pieces(&pipe, || copy_piece(&|buffer| Ok(rustix::io::read(&pipe, buffer)?)))
+            copy_large_pieces(&pipe, || {
+                copy_piece(&|buffer| Ok(retry_on_intr(|| rustix::io::read(&pipe, &mut *buffer))?))
+            })
         } else {
             copy_piece(&|buffer| pipe.try_read(buffer))
         };
