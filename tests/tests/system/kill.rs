@@ -65,7 +65,7 @@ impl Point {
     }
 }
 
-/// What is killed, stopped or cut.
+/// Process, container or connections to kill, stop or cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Victim {
     Manager,

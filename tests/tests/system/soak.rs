@@ -17,7 +17,7 @@ use crate::checks;
 const CONCURRENT: usize = 8;
 /// Number of jobs per seed.
 const JOBS: i64 = 50;
-/// Number of jobs that are queued or running at any time.
+/// Maximum number of jobs that are queued or running at any time.
 const OPEN_JOBS: i64 = 24;
 /// Maximum growth of the memory of manager and agent in KiB, for any number of jobs.
 const MAX_MEMORY_GROWTH_KIB: u64 = 4 * 1024;
@@ -76,7 +76,7 @@ struct IdleUsage {
     memory_kib: u64,
     /// Number of open files.
     files: usize,
-    /// Number of files in the state directory and the workspaces.
+    /// Number of files and directories in the state directory and the workspaces.
     entries: usize,
 }
 
