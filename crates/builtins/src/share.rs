@@ -22,7 +22,7 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Sticky context of a running job, and the measurement of its resource usage.
 #[derive(Debug)]
 pub(crate) struct JobResources {
-    /// Times for which processes of the machine had waited for resources when the job began.
+    /// Stall times of the machine at the start of the job. They are subtracted from those at its end.
     stalled: PressureStall,
     /// Whether to measure how long the job waits for resources.
     measure: bool,

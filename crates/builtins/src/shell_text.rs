@@ -1,11 +1,11 @@
-//! Text that a POSIX shell executes: commands, each after a command that prints it, and quoted words.
+//! Text that a POSIX shell executes: quoted words, and commands that are each printed before they run.
 
 use std::fmt::Write;
 
 use muster_agent_api::builtin::Script;
 use muster_steps::style;
 
-/// Prefix of the section names of some commands, and the commands.
+/// Commands, and the prefix of their section names: `script_step` for `script_step_0`.
 pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 /// Read-only variables of bash.
@@ -16,12 +16,12 @@ pub(crate) const PIPEFAIL: &str = "(set -o pipefail) 2>/dev/null && set -o pipef
 const EXIT_CODE_CHECK: &str =
     "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
-/// Adds the commands of blocks, each after a command that prints it.
+/// Adds the commands of blocks. Each is printed before it runs.
 pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
     push_commands_in(&EchoColor::OF_JOB, body, script, blocks);
 }
 
-/// Adds the commands of blocks, each after a command that prints it in this color.
+/// Adds the commands of blocks. Each is printed in this color before it runs.
 pub(crate) fn push_commands_in(color: &EchoColor, body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
     for (section, command) in commands(blocks) {
         match command {

@@ -111,7 +111,7 @@ fn token(random: &mut StdRng) -> String {
     let mut text: String = (0..length).map(|_| letters[random.random_range(0..letters.len())]).collect();
     let at = text.char_indices().nth(length / 2).map_or(0, |(at, _)| at);
     text.insert_str(at, SECRET_MARKER);
-    // After a dollar sign, the marker would be a part of the name of a variable, and messages show such names.
+    // Messages show a value like `$NAME`, because it refers to a variable. With the prefix, the token is no such value.
     if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
 }
 

@@ -104,7 +104,10 @@ impl Level {
             Err(error) => return first_error.handle(|| path.to_owned(), error.into()),
         };
         for entry in entries {
-            let entry = entry?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => return first_error.handle(|| path.to_owned(), error.into()),
+            };
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
@@ -112,7 +115,11 @@ impl Level {
             let is_directory = match entry.file_type() {
                 FileType::Unknown => match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(Errno::NOENT) => continue,
-                    found => FileType::from_raw_mode(found?.st_mode) == FileType::Directory,
+                    Err(error) => {
+                        first_error.handle(|| path.join(os_str(name)), error.into())?;
+                        continue;
+                    }
+                    Ok(found) => FileType::from_raw_mode(found.st_mode) == FileType::Directory,
                 },
                 kind => kind == FileType::Directory,
             };

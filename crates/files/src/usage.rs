@@ -15,7 +15,7 @@ use rustix::process::geteuid;
 
 /// Maximum number of levels below the top directory to enter. Each level keeps a file descriptor open.
 const MAX_LEVELS: usize = 128;
-/// Minimum number of bytes for which a file or directory counts. Otherwise, empty files would never reach the limit, and the scan would not
+/// Number of bytes that each file or directory counts at least. Otherwise, empty files would never reach the limit, and the scan would not
 /// end early.
 const MIN_ENTRY_BYTES: u64 = 512;
 /// Maximum number of files with several names to remember. Further ones count once for each name.

@@ -66,7 +66,7 @@ pub struct JobPayload {
     /// Hooks that run before and after the checkout.
     #[serde(default, deserialize_with = "null_items")]
     pub hooks: Vec<Hook>,
-    /// The `run` keyword: a JSON array of steps, as text. Absent, but never null (docs/spec/runner-api.md, section
+    /// The `run` keyword: a JSON array of steps, as text. Absent if the job has no steps (docs/spec/runner-api.md, section
     /// 11.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,

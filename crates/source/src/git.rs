@@ -142,7 +142,7 @@ impl Git {
     }
 }
 
-/// Returns whether a `GIT_*` variable is preserved. It does not change the repository that git uses.
+/// Returns whether a `GIT_*` variable is preserved, because it does not change which repository git uses.
 fn is_preserved(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"

@@ -27,6 +27,16 @@ pub(crate) enum Node {
 }
 
 impl Node {
+    /// Returns the number of levels of values below this one.
+    fn levels(&self) -> usize {
+        let below_items = match self {
+            Self::Scalar { .. } | Self::Timestamp(_) => None,
+            Self::List(items) => items.iter().map(Self::levels).max(),
+            Self::Map(map) => map.values().map(Self::levels).max(),
+        };
+        below_items.map_or(0, |levels| levels + 1)
+    }
+
     pub(crate) fn is_null(&self) -> bool {
         matches!(self, Self::Scalar { value: Value::Null, .. })
     }
@@ -107,7 +117,7 @@ enum YamlProblem {
 
 /// Maximum number of values in one stream, with aliases expanded.
 const MAX_NODES: usize = 100_000;
-/// Maximum depth of nested values.
+/// Maximum depth of nested values, with aliases expanded.
 const MAX_DEPTH: usize = 64;
 
 /// Reads at most `max_documents` documents of a stream. Later documents are not parsed.
@@ -134,8 +144,8 @@ pub(crate) fn parse_documents(text: &str, max_documents: usize) -> Result<Vec<No
 
 struct Reader<'a> {
     parser: Parser<'a, granit_parser::StrInput<'a>>,
-    /// Values by the IDs of their anchors, with the number of values that each contains.
-    anchors: HashMap<usize, (Node, usize)>,
+    /// Values by the IDs of their anchors, with the number of values that each contains, and the number of levels below it.
+    anchors: HashMap<usize, (Node, usize, usize)>,
     /// Number of values that were read, with aliases expanded.
     nodes: usize,
     /// Line of the last event.
@@ -184,16 +194,19 @@ impl<'a> Reader<'a> {
             }
             Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
             Event::Alias(anchor) => {
-                let Some((value, size)) = self.anchors.get(&anchor).cloned() else {
+                let Some((value, size, levels)) = self.anchors.get(&anchor).cloned() else {
                     return self.fail(YamlProblem::UnknownAlias);
                 };
+                if depth + levels > MAX_DEPTH {
+                    return self.fail(YamlProblem::TooLarge);
+                }
                 self.nodes += size;
                 (value, 0)
             }
             _ => return self.fail(YamlProblem::NoValue),
         };
         if anchor > 0 {
-            self.anchors.insert(anchor, (value.clone(), self.nodes - before + 1));
+            self.anchors.insert(anchor, (value.clone(), self.nodes - before + 1, value.levels()));
         }
         Ok(value)
     }
@@ -309,6 +322,17 @@ mod tests {
         let list = json!([31, 15, 1.5, "yes", null]);
         let value = values[1].to_json().unwrap();
         assert_eq!(value, json!({"a": {"k": 1, "l": list}, "b": {"k": "two", "l": list}, "c": "1"}));
+    }
+
+    #[test]
+    fn aliases_do_not_circumvent_the_maximum_depth() {
+        let nested = |lines: usize| {
+            let lines = (1..lines).map(|line| format!("a{line}: &a{line} [*a{}]\n", line - 1));
+            format!("a0: &a0 [x]\n{}", lines.collect::<String>())
+        };
+        assert!(parse_documents(&nested(MAX_DEPTH - 1), 1).is_ok());
+        let error = parse_documents(&nested(MAX_DEPTH), 1).unwrap_err();
+        assert!(matches!(error.problem, YamlProblem::TooLarge), "{error}");
     }
 
     #[test]

@@ -27,11 +27,11 @@ pub struct Config {
     pub forecast: Option<ForecastConfig>,
     /// Consecutive failed health checks after which an instance is drained (`failure_threshold`).
     pub failure_threshold: u32,
-    /// Interval between lists while no change is expected.
+    /// Interval between calls that list the instances, while no change is expected.
     pub update_interval: Duration,
-    /// Maximum interval between lists while a change is expected.
+    /// Interval between such calls while a change is expected.
     ///
-    /// While a job waits for an instance that should soon be running, lists are more frequent.
+    /// Longer if the calls are slow or fail. Shorter while a job waits for an instance that should soon be running.
     pub update_interval_when_expecting: Duration,
     /// Time after which a delete call that had no effect is repeated.
     pub deletion_retry_interval: Duration,
@@ -39,9 +39,9 @@ pub struct Config {
     pub shutdown_deletion_interval: Duration,
     /// Number of `shutdown_deletion_interval`s that a shutdown waits for deletions.
     pub shutdown_deletion_retries: u32,
-    /// Time within which an accepted instance must appear. Otherwise its creation counts as failed.
+    /// Time from the provider's acceptance of a create request until the instance must be listed. Otherwise its creation counts as failed.
     pub create_timeout: Duration,
-    /// Time within which an instance must run after it appeared. Otherwise it is replaced.
+    /// Time from the first list with an instance until it must run. Otherwise it is replaced.
     pub boot_timeout: Duration,
     /// Time within which a running instance must be ready (connection details, ready command). Otherwise it is replaced.
     pub ready_timeout: Duration,
@@ -59,8 +59,8 @@ pub struct Config {
     pub unmanaged: UnmanagedPolicy,
     /// Whether instances without jobs are deleted on shutdown (`delete_instances_on_shutdown`).
     pub delete_on_shutdown: bool,
-    /// Whether each job runs in its own virtual machine on the instance. If so, an instance whose job did not survive a restart
-    /// remains in use.
+    /// Whether each job runs in its own virtual machine on the instance. If so, an instance remains in use even if its job did not survive a
+    /// restart of the manager.
     pub jobs_are_isolated: bool,
     /// Time after which a suspended environment that no job resumed is deleted.
     pub suspended_ttl: Duration,

@@ -42,7 +42,7 @@ pub(crate) struct Config {
     pub(crate) storage_path: PathBuf,
     /// Timeout for creating a machine, in seconds.
     pub(crate) create_timeout_s: u64,
-    /// Maximum timeout for any other command, in seconds.
+    /// Timeout for every other command, in seconds. Some commands have a shorter one.
     pub(crate) command_timeout_s: u64,
     /// Interval between attempts to remove a machine, in seconds.
     pub(crate) removal_interval_s: u64,
@@ -139,7 +139,7 @@ impl Config {
         Ok(())
     }
 
-    /// Warns about keys of an old table that have replacements elsewhere (requirement R026).
+    /// Warns that Docker Machine is deprecated, and about keys of an old table that have replacements elsewhere (requirement R026).
     pub(crate) fn warn_of_old_keys(&self) {
         let policy = "[[runners.autoscaler.policy]]";
         for (key, value, replacement) in [

@@ -56,7 +56,10 @@ impl Inner {
     async fn create(self: Arc<Self>, name: String, stop: tokio_util::sync::CancellationToken) {
         let permit = tokio::select! {
             permit = self.creations.acquire() => permit,
-            () = stop.cancelled() => return self.finish_removal(&name),
+            () = stop.cancelled() => {
+                tracing::info!(machine = name, "creation canceled before it started");
+                return self.finish_removal(&name);
+            }
         };
         tracing::info!(machine = name, "creating machine");
         let result = self.docker_machine.create(&name, &self.creation_markers.join(&name)).await;
@@ -96,7 +99,10 @@ impl Inner {
                 self.docker_machine.remove(&name, force).await
             };
             match removed {
-                Ok(()) => return self.finish_removal(&name),
+                Ok(()) => {
+                    tracing::info!(machine = name, "machine removed");
+                    return self.finish_removal(&name);
+                }
                 Err(error) => tracing::warn!(machine = name, attempt, force, %error, "failed to remove machine"),
             }
             tokio::time::sleep(delay).await;
@@ -126,7 +132,6 @@ impl Inner {
     fn finish_removal(&self, name: &str) {
         remove_marker(&self.creation_markers, name);
         self.machines().mark_removed(name);
-        tracing::info!(machine = name, "machine removed");
     }
 
     fn spawn_removal(self: &Arc<Self>, name: String) {

@@ -10,7 +10,7 @@
 //! ```
 //! - `config`: the settings and the list of machines.
 //! - `pool`: the state of each machine; no I/O.
-//! - `store`: the leases on disk, which are locked, and written before they are reported.
+//! - `store`: the file of leases. It is written before a lease is reported, and locked against other plugins.
 //! - `probe`: checks and cleanups of machines.
 //! - `provider`: calls of the protocol, and background tasks.
 

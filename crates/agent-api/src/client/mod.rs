@@ -26,7 +26,7 @@ pub use connection::{AgentConnection, Identity, KeepAlive, REMOTE_KEEPALIVE, Unr
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
-/// Maximum size of a message besides the result in it, in bytes.
+/// Maximum size of the response of `WaitForResult` in addition to the result in it, in bytes.
 const MESSAGE_HEADER_BYTES: usize = 16;
 /// Maximum size of the message about a result that cannot be parsed, in bytes.
 const MAX_PARSE_ERROR_BYTES: usize = 1024;
@@ -206,7 +206,7 @@ impl AgentConnection {
         }
         let mut agent = self.agent().max_decoding_message_size(max_bytes.saturating_add(MESSAGE_HEADER_BYTES));
         let answer = match agent.wait_for_result(WaitForResultRequest { id: id.to_owned() }).await {
-            // Agents do not return this code. The client itself returns it for a message above the limit.
+            // Agents do not return this code for this call. The client itself returns it for a message above the limit.
             Err(status) if status.code() == Code::OutOfRange => {
                 return Err(AgentError::InvalidResult(format!(
                     "it has more than {} MiB, the maximum; agents shorten results, so update the agent, or check whether the job replaced the agent",

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::files::select::expand;
 use crate::offer::{certificates, map};
 
-/// Returns the inputs of `builtin://artifacts/download`.
+/// Returns the inputs for an operator's replacement of `builtin://artifacts/download`.
 pub(super) fn download(context: &Context, step: &ArtifactsDownload) -> Offer {
     let artifact = |source: &ArtifactSource| {
         let url = artifacts_url(context, source.job_id);
@@ -26,7 +26,7 @@ pub(super) fn download(context: &Context, step: &ArtifactsDownload) -> Offer {
     Offer { inputs, sensitive: step.from.iter().map(|source| source.token.clone()).collect() }
 }
 
-/// Returns the inputs of `builtin://artifacts/upload`.
+/// Returns the inputs for an operator's replacement of `builtin://artifacts/upload`.
 pub(super) fn upload(context: &Context, step: &ArtifactsUploadList) -> Offer {
     let env: HashMap<_, _> = context.environment().into_iter().collect();
     let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();

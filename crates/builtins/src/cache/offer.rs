@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::archive_path;
 use crate::offer::map;
 
-/// Returns the inputs of `builtin://cache/restore`.
+/// Returns the inputs for an operator's replacement of `builtin://cache/restore`.
 pub(super) fn restore(step: &CacheRestore) -> Offer {
     let mut sensitive = Vec::new();
     let cache = |entry: &CacheEntry| {
@@ -31,7 +31,7 @@ pub(super) fn restore(step: &CacheRestore) -> Offer {
     Offer { inputs: map([("caches", caches)]), sensitive }
 }
 
-/// Returns the inputs of `builtin://cache/save`.
+/// Returns the inputs for an operator's replacement of `builtin://cache/save`.
 pub(super) fn save(step: &CacheSave) -> Offer {
     let mut sensitive = Vec::new();
     let cache = |entry: &CacheEntry| {

@@ -29,13 +29,13 @@ const LIMIT: Limit =
 const STATUS: &str = "CUSTOM_ENV_CI_JOB_STATUS";
 
 impl DriverState {
-    /// Stores the current environment of `cleanup_exec`.
+    /// Stores the current environment variables of `cleanup_exec`.
     ///
     /// # Errors
     /// [`Failure::System`] if the file cannot be written.
     pub(super) async fn record_environment(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
         let (dir, own) = (self.dir.clone(), self.own_env(context));
-        blocking(context, "storing the driver's environment", stop, move || {
+        blocking(context, "storing the variables of cleanup_exec", stop, move || {
             write(&dir, &own).map_err(Failure::io(format!("failed to write {}", dir.join(FILE).display())))
         })
         .await
@@ -65,7 +65,10 @@ pub(super) async fn clean_up(inputs: &DriverPrepare, temp_dir: &Path, processes:
     let dir = temp_dir.join(DIRECTORY);
     let text = muster_files::read(dir.join(FILE), LIMIT).await.map_err(|error| Failure::System(error.to_string()))?;
     let mut own: BTreeMap<String, String> = serde_json::from_str(&text).map_err(|error| {
-        Failure::System(format!("{} is not a valid environment: {error}; clean up by hand", dir.join(FILE).display()))
+        Failure::System(format!(
+            "{} does not contain the variables of cleanup_exec: {error}; clean up the driver's environment by hand",
+            dir.join(FILE).display()
+        ))
     })?;
     own.insert(STATUS.to_owned(), "failed".to_owned());
     let run = ProgramRun {

@@ -1,6 +1,6 @@
 //! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
-//! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input or a file, so that no part
+//! The script around the commands is the same as in gitlab-runner. The shell reads the script from standard input or a file, so that no part
 //! of the script is in an argument list (J6 of ARCHITECTURE.md).
 
 mod offer;

@@ -68,10 +68,7 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     variables
 }
 
-/// Returns the variables for decisions about a job that has no ID and no runner yet.
-///
-/// They are inserted into `environment`, `resource_group`, `tags`, `trigger` and `needs` (docs/spec/pipeline-yaml.md, section 4.2), and
-/// into the variables that a bridge forwards to a child pipeline.
+/// Returns the variables that are inserted into the variables that a bridge forwards to a child pipeline.
 #[must_use]
 pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> Vec<Variable> {
     let facts = layers::JobFacts { name: &job.name, group_name: &job.group_name, stage: &job.stage, node: job.node };

@@ -126,7 +126,8 @@ impl Lease {
         Self { record, environment, reschedule_notes: Vec::new(), guard }
     }
 
-    /// Announces that the job has ended, and that its slot will be released soon. The next job of the project may wait for the slot.
+    /// Announces that the job has ended, and that its slot will be released soon. The next job of the project can then wait for
+    /// this slot instead of taking another one.
     pub fn announce_end(&self) {
         self.guard.announce_end();
     }

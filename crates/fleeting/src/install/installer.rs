@@ -33,7 +33,7 @@ pub struct InstallOptions {
     /// Query the registry even if a matching version is installed.
     pub upgrade: bool,
     /// Accept a new digest for a version that was installed before.
-    /// Without `upgrade`, this applies to the installed version.
+    /// Without `upgrade`, the installed version is downloaded again and replaced.
     pub accept_new_digest: bool,
 }
 
@@ -87,7 +87,8 @@ impl Store {
         let executable = self.version_directory(&reference.repository, &version).join(EXECUTABLE);
         let installed = Installed { repository: reference.repository.clone(), version, executable };
 
-        // Only processes that download the same archive wait for each other. The state is checked again after each wait.
+        // Different archives can be downloaded at the same time. Only one process at a time installs files. The state is checked again after
+        // each wait.
         let installed_files = |lock: &LockFile| self.installed_files(lock, reference, &installed, &layer, options);
         let unchanged = || InstallResult { installed: installed.clone(), outcome: InstallOutcome::Unchanged };
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {

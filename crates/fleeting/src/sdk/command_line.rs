@@ -95,7 +95,7 @@ fn usage(plugin: &Plugin) -> String {
     )
 }
 
-/// Returns seven lines with labels, followed by an empty line (case P3).
+/// Returns seven lines with labels, followed by an empty line (docs/spec/fleeting.md, case P3).
 fn version(plugin: &Plugin) -> String {
     let line = |label: &str, value: &str| format!("{label:<14}{value}\n");
     [

@@ -318,7 +318,7 @@ impl Request {
             Ok(offer) => offer,
             Err(error) => return PollResult::Failed(error),
         };
-        self.is_repeatable.store(offer.repeats, Ordering::Relaxed);
+        self.is_repeatable.store(offer.honors_idempotency_key, Ordering::Relaxed);
         // A front end that saw the queue change answers without a version, so that the manager sends another request.
         let known = &self.known;
         let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| version != known);

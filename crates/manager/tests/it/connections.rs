@@ -196,7 +196,8 @@ async fn connect_time_does_not_count_as_hold_time() {
     let manager = harness.manager_with_settings(slow.settings(&harness)).await;
     slow.wait_for_connection().await;
     slow.accept_permits.add_permits(1);
-    // The second request carries a queue version that is outdated on arrival, so the front end passes the request on.
+    // The job that is pushed below changes the version of the queue. So GitLab's front end passes the second request, which has the old version,
+    // on to the coordinator instead of holding it.
     slow.wait_for_connection().await;
     harness.coordinator.set_assignment_enabled(false);
     harness.push(&json!({}));

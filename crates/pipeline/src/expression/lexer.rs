@@ -1,4 +1,4 @@
-//! Splits an expression into tokens. Tries the kinds of tokens in the same order as GitLab.
+//! Splits an expression into tokens.
 
 use regex::Regex;
 

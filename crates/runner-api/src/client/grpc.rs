@@ -60,8 +60,8 @@ async fn get_job(client: &Client, call: &JobCall<'_>) -> Result<(JobOffer, Heade
     };
     let text = String::from_utf8(body.into()).unwrap_or_default();
     let headers = metadata.into_headers();
-    let (last_update, repeats) = reply::queue_state(&headers);
-    Ok((JobOffer { job, text, last_update, repeats }, headers))
+    let (last_update, honors_idempotency_key) = reply::queue_state(&headers);
+    Ok((JobOffer { job, text, last_update, honors_idempotency_key }, headers))
 }
 
 fn add_metadata(metadata: &mut MetadataMap, token: &str) -> Result<(), Status> {

@@ -50,7 +50,7 @@ impl Client {
             match grpc::request_job(self, &call).await {
                 Ok(offer) => {
                     self.grpc.answered();
-                    if !offer.repeats {
+                    if !offer.honors_idempotency_key {
                         // If a response is lost, a coordinator that does not repeat responses also loses the job.
                         self.grpc.set_announced(false);
                     }
@@ -82,11 +82,11 @@ impl Client {
     async fn request_job_over_http(&self, call: &JobCall<'_>) -> Result<JobOffer, ClientError> {
         let (response, is_redirected) = self.send_job_request(call).await?;
         call.progress.mark_answered();
-        let (last_update, repeats) = reply::queue_state(response.headers());
+        let (last_update, honors_idempotency_key) = reply::queue_state(response.headers());
         let announced = reply::text_header(response.headers(), TRANSPORT_HEADER).is_some_and(|value| value == GRPC);
         let is_accepted = matches!(response.status(), StatusCode::CREATED | StatusCode::NO_CONTENT);
         // Errors do not announce anything. Redirects are followed only over HTTP.
-        if is_accepted && self.grpc.set_announced(announced && repeats && !is_redirected) {
+        if is_accepted && self.grpc.set_announced(announced && honors_idempotency_key && !is_redirected) {
             let url = redirect::coordinator_url(self.base.clone());
             tracing::info!(%url, "coordinator supports gRPC, using it for job requests");
         }
@@ -97,7 +97,7 @@ impl Client {
                 (Some(Box::new(job)), text)
             }
         };
-        Ok(JobOffer { job, text, last_update, repeats })
+        Ok(JobOffer { job, text, last_update, honors_idempotency_key })
     }
 
     /// Sends a job request and follows redirects according to [`redirect`]. Also returns whether the request was redirected.

@@ -32,7 +32,7 @@ pub struct JobOffer {
     /// 2.3).
     pub last_update: Option<String>,
     /// Whether the coordinator returns the same job again for the same idempotency key.
-    pub repeats: bool,
+    pub honors_idempotency_key: bool,
 }
 
 /// Response to an update.
@@ -90,8 +90,9 @@ pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(J
 
 /// Returns the version of the queue, and whether the same idempotency key gets the same job again.
 pub(super) fn queue_state(headers: &HeaderMap) -> (Option<String>, bool) {
-    let repeats = text_header(headers, IDEMPOTENCY_HEADER).is_some_and(|value| value == IDEMPOTENCY_HONORED);
-    (text_header(headers, "x-gitlab-last-update"), repeats)
+    let honors_idempotency_key =
+        text_header(headers, IDEMPOTENCY_HEADER).is_some_and(|value| value == IDEMPOTENCY_HONORED);
+    (text_header(headers, "x-gitlab-last-update"), honors_idempotency_key)
 }
 
 async fn json(call: &'static str, mut response: Response, expected: &[StatusCode]) -> Result<Vec<u8>, ClientError> {

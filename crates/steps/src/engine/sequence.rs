@@ -185,7 +185,7 @@ impl<'s> Sequence<'s> {
         EndedStep { result: Err(StepError::Stopped(cause)), ..self.skip(&run.name, &run.path, reason) }
     }
 
-    /// Runs steps in order. The first failure ends them, unless they also run after a failure. A stop ends them in any case.
+    /// Runs steps in order. After a failure, the other steps are skipped, unless they also run after a failure. After a stop, no step starts.
     async fn run_serial(&self, runs: &[StepRun<'_>]) -> Vec<EndedStep> {
         let mut all = Vec::new();
         for run in runs {
@@ -237,7 +237,7 @@ impl<'s> Sequence<'s> {
         has_failed: &'f AtomicBool,
     ) -> ParallelFuture<'f> {
         Box::pin(async move {
-            let own = self.steps.beside_others(turns.log(index));
+            let own = self.steps.for_parallel_step(turns.log(index));
             let ended = match self.steps.stop.cause() {
                 Some(cause) => self.skip_stopped(run, cause),
                 None if has_failed.load(Ordering::Relaxed) && !runs_after_failure(run) => {
@@ -379,7 +379,7 @@ fn is_parallel(entry: &StepEntry) -> bool {
     entry.extension.parallel.is_some()
 }
 
-/// Returns whether the condition of a step permits that it starts after a failure.
+/// Returns whether the `when` of a step permits that it starts after a failure.
 fn runs_after_failure(run: &StepRun<'_>) -> bool {
     run.entry.extension.policy.when.allows(true)
 }

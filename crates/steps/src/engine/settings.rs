@@ -14,7 +14,8 @@ const DIALECT: &str = "CI_STEPS_DIALECT";
 pub(super) struct Settings {
     /// Value of [`LOG_LEVEL`]. Defaults to `info`.
     pub(super) log_level: &'static str,
-    /// Whether the results are written to a file, and errors of output files quote the file. Defaults to false.
+    /// Whether the results are written to a file, and whether an error about a step's output or export file quotes its content. Defaults to
+    /// false.
     pub(super) is_debug: bool,
     /// Dialect of the step files.
     pub(super) dialect: Dialect,

@@ -242,7 +242,7 @@ pub(super) struct Frame<'f> {
     pub(super) output_file: &'f Path,
     pub(super) export_file: &'f Path,
     pub(super) depth: usize,
-    /// Path of the step: the names of the steps from the outermost one to this one. Empty for the list that contains all steps of a step file.
+    /// Path of the step: the names of the steps from the outermost one to this one. Empty for the outermost list of steps.
     pub(super) path: String,
 }
 
@@ -306,7 +306,7 @@ impl<'a> UserSteps<'a> {
 
     /// Runs the steps of a job's `run:` list.
     ///
-    /// Adds their nodes to `nodes`, also for skipped steps, except those that do not run because of an earlier failure. If
+    /// Adds a node for each step to `nodes`. A skipped step has a node, too, unless it was skipped because of an earlier failure. If
     /// `returns_outputs` is set, returns the outputs of the last step.
     ///
     /// # Errors
@@ -355,7 +355,7 @@ impl<'a> UserSteps<'a> {
     /// Returns the state for steps that run at the same time as others.
     ///
     /// It has a separate log and a copy of the exports. The kernel cannot count their traffic separately, so the traffic counts for the step around them.
-    pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
+    pub(super) fn for_parallel_step(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }
     }

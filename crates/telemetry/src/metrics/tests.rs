@@ -276,7 +276,7 @@ fn source_is_exposed_with_labels_of_its_entry() {
     assert!(!text(&telemetry).contains("a_gauge"), "the metrics of a dropped source must disappear");
 }
 
-/// For example, a fleet that has not deleted an instance yet has no deletions by reason.
+/// A family can have no series: for example, deletions by reason before the first instance is deleted.
 #[test]
 fn empty_family_does_not_truncate_output() {
     struct EmptySource;

@@ -8,9 +8,9 @@ use super::generate::{Step, any_event, auto_cancel, build, specs, steps};
 use super::reference::is_non_blocking;
 use super::run::{ROOT, Run};
 
-fn run(model: &Pipeline, steps: &[Step], with_users: bool, restarts: bool) -> Run {
+fn run(model: &Pipeline, steps: &[Step], with_user_actions: bool, restarts: bool) -> Run {
     let mut run = Run::new(model.clone());
-    steps.iter().for_each(|step| run.step(step, with_users, restarts));
+    steps.iter().for_each(|step| run.step(step, with_user_actions, restarts));
     run
 }
 

@@ -83,24 +83,24 @@ impl Run {
     }
 
     /// Returns the action of a step, if a job is in the right state for it.
-    fn action(&self, step: &Step, with_users: bool) -> Option<StepAction> {
+    fn action(&self, step: &Step, with_user_actions: bool) -> Option<StepAction> {
         let selector = step.selector;
         let failed =
             |reason, exit_code| move |job| Event::JobFinished { job, outcome: Outcome::Failed { reason, exit_code } };
         let script = FailureReason::ScriptFailure;
         let reason = FailureReason::DownstreamPipelineCreationFailed;
         let event = match step.kind {
-            0..=3 if with_users => self.manual(selector).map(|job| Event::Play { job }),
-            4..=5 if with_users => self.scheduled(selector).map(|job| Event::Unschedule { job }),
-            6..=8 if with_users => self
+            0..=3 if with_user_actions => self.manual(selector).map(|job| Event::Play { job }),
+            4..=5 if with_user_actions => self.scheduled(selector).map(|job| Event::Unschedule { job }),
+            6..=8 if with_user_actions => self
                 .pick(selector, |job, _| job.status.is_complete() && job.status != JobStatus::Skipped)
                 .map(|job| Event::RetryJob { job }),
-            9..=10 if with_users => self
+            9..=10 if with_user_actions => self
                 .pick(selector, |job, _| !job.status.is_complete())
                 .map(|job| Event::Cancel { target: Target::Job(job) }),
-            11 if with_users => Some(Event::Cancel { target: Target::Pipeline(ROOT) }),
-            12 if with_users => Some(Event::ForceCancel { target: Target::Pipeline(ROOT) }),
-            13 if with_users => Some(Event::NewerPipeline { older: ROOT }),
+            11 if with_user_actions => Some(Event::Cancel { target: Target::Pipeline(ROOT) }),
+            12 if with_user_actions => Some(Event::ForceCancel { target: Target::Pipeline(ROOT) }),
+            13 if with_user_actions => Some(Event::NewerPipeline { older: ROOT }),
             14..=15 => self
                 .pick(selector, |job, bridge| job.status == JobStatus::Running && !bridge)
                 .map(|job| Event::JobRequeued { job }),
@@ -118,8 +118,8 @@ impl Run {
         event.map(StepAction::Apply)
     }
 
-    pub(super) fn step(&mut self, step: &Step, with_users: bool, restarts: bool) {
-        let Some(action) = self.action(step, with_users) else { return };
+    pub(super) fn step(&mut self, step: &Step, with_user_actions: bool, restarts: bool) {
+        let Some(action) = self.action(step, with_user_actions) else { return };
         self.carry_out(action);
         if step.selector.is_multiple_of(8) {
             self.repeat_last_event();
@@ -198,7 +198,7 @@ impl Run {
     ///
     /// Unfinished jobs must wait for a manual start, or for other jobs or a child that wait for one.
     ///
-    /// Also checks that each record was added to the queue once, and again each time that it was requeued.
+    /// Also checks that each attempt of a job was added to the queue once, and again each time that it was requeued.
     pub(super) fn expect_finished_or_manual(&self) {
         let all = self.all_jobs();
         let blocked = all.values().flatten().any(|job| job.status == JobStatus::Manual && !job.failure_allowed);

@@ -84,7 +84,7 @@ fn remote_url(payload: &JobPayload, context: &JobContext, variables: &Variables)
     Ok(format!("{}/{project}.git", with_token(&base, payload).as_str().trim_end_matches('/')))
 }
 
-/// Returns the runner's `clone_url`, if it is set.
+/// Returns the runner's `clone_url`. `None` means that it is not set, or that it contains no `://`.
 fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
     let Some(text) = context.runner.clone_url.as_deref().map(str::trim).filter(|text| text.contains("://")) else {
         return Ok(None);

@@ -12,7 +12,7 @@ mod sys {
     /// Makes this process the new parent of each descendant that loses its parent.
     pub(crate) fn adopt_orphans() {
         if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
-            tracing::debug!(%error, "failed to become a subreaper; the agent exits when this process does");
+            tracing::debug!(%error, "failed to become a subreaper, so orphaned processes of jobs may keep running");
         }
     }
 

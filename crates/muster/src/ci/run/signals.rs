@@ -2,7 +2,7 @@
 
 use super::super::error::CiError;
 
-/// Receives the signals that arrive after its creation.
+/// Receives the signals. On Unix, also those that arrive between its creation and the first call of [`Self::next`].
 pub(crate) struct Interrupts {
     #[cfg(unix)]
     signals: [tokio::signal::unix::Signal; 3],
@@ -32,7 +32,7 @@ impl Interrupts {
 
 #[cfg(not(unix))]
 impl Interrupts {
-    /// Installs the signal handlers.
+    /// Does nothing. The first call of [`Self::next`] installs the handler.
     pub(crate) fn new() -> Result<Self, CiError> {
         Ok(Self {})
     }

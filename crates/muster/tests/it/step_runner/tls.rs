@@ -42,7 +42,8 @@ impl<'a> Authority<'a> {
         Self { issuer, dir, file }
     }
 
-    /// Writes a certificate for 127.0.0.1 and its key. With the returned files, the other end must have a certificate of this authority.
+    /// Writes a certificate for 127.0.0.1 and its key. A server or client with the returned files accepts only peers with a certificate of
+    /// this authority.
     fn sign(&self, name: &str, usage: ExtendedKeyUsagePurpose, year: i32) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();

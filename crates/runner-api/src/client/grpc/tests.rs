@@ -36,7 +36,7 @@ impl Setup {
         Self { coordinator, relay, client, _served: served }
     }
 
-    /// Returns a client that has received a response over HTTP, so that the next request uses gRPC.
+    /// Returns a client that has received a response over HTTP. The response announces gRPC, so the next request uses it.
     async fn over_grpc(long_poll: Duration) -> Self {
         let setup = Self::over_http(long_poll).await;
         setup.coordinator.enqueue(payload(1));
@@ -78,9 +78,9 @@ fn payload(id: i64) -> JobPayload {
 /// Checks the contract of [`Client::request_job`]. Returns the relay's number of HTTP/2 connections.
 async fn check_contract(setup: Setup) -> usize {
     let Setup { coordinator, client, .. } = &setup;
-    // Without a version of the queue, the coordinator answers immediately.
+    // The coordinator immediately answers a request without `last_update`.
     let empty = setup.request("a").await.unwrap();
-    assert!(empty.job.is_none() && empty.text.is_empty() && empty.repeats);
+    assert!(empty.job.is_none() && empty.text.is_empty() && empty.honors_idempotency_key);
     assert_eq!(empty.last_update.as_deref(), Some("1"));
 
     coordinator.enqueue(payload(7));
@@ -88,7 +88,7 @@ async fn check_contract(setup: Setup) -> usize {
     let offer = request(client, "b", &progress).await.unwrap();
     assert_eq!(*offer.job.unwrap(), payload(7));
     assert_eq!(offer.text, serde_json::to_string(&payload(7)).unwrap());
-    assert!(offer.repeats && progress.is_answered());
+    assert!(offer.honors_idempotency_key && progress.is_answered());
     assert_eq!(setup.request("b").await.unwrap().job.unwrap().id, JOB, "the same key must get the same job");
     assert_eq!(coordinator.job(JOB).unwrap().assignments, 1);
 

@@ -2,7 +2,7 @@
 //!
 //! `MUSTER_TEST_STEP_RUNNER` is the path of GitLab's program. `MUSTER_TEST_STEP_RUNNER_SOURCE` is the directory of its source.
 //! A test is skipped if a variable that the test needs is not set. GitLab's client is a package inside the source, so
-//! `tests/go-step-runner` is built there, without changing the directory.
+//! `tests/go-step-runner` is built as a package of that source, through an overlay. No file of the source is changed.
 
 mod our_client;
 mod same_lists;

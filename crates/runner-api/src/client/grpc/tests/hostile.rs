@@ -164,7 +164,7 @@ async fn response_without_idempotency_header_ends_the_use_of_grpc() {
     .await;
     request(&client, "a", &Progress::default()).await.unwrap();
     let offer = request(&client, "b", &Progress::default()).await.unwrap();
-    assert!(offer.job.unwrap().id == JOB && !offer.repeats);
+    assert!(offer.job.unwrap().id == JOB && !offer.honors_idempotency_key);
     assert_eq!(calls.try_recv(), Ok(()), "the second request must use gRPC");
     request(&client, "c", &Progress::default()).await.unwrap();
     assert!(calls.try_recv().is_err(), "the third request must not use gRPC");
