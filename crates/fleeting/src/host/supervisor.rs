@@ -124,7 +124,7 @@ impl Supervisor {
                 Ok(status) => format!("plugin process exited ({status}){}", running.process.final_stderr().await),
                 Err(error) => format!("failed to wait for the plugin process: {error}"),
             },
-            () = running.live.unusable.cancelled() => "plugin did not respond, or its connection broke".to_owned(),
+            () = running.live.unusable.cancelled() => "no response, or the connection broke".to_owned(),
             () = self.stop.cancelled() => {
                 self.shut_down(running).await;
                 return ExitCause::Stopped;

@@ -224,7 +224,7 @@ async fn process_is_killed_when_it_does_not_respond() {
     let mut status = group.status();
     status.wait_for(|status| matches!(status, super::PluginStatus::Down { .. })).await.unwrap();
     let error = group.increase(1).await.unwrap_err();
-    assert!(error.to_string().contains("is not running: it did not respond"), "{error}");
+    assert!(error.to_string().contains("is not running: no response"), "{error}");
     plugin.wait_dead().await;
     group.stop().await;
 }

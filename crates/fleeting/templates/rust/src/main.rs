@@ -92,8 +92,7 @@ impl Provider for Plugin {
         Ok(listed)
     }
 
-    /// Request `n` more instances without waiting for them. Return the number of accepted instances. If only
-    /// some are accepted, return their number together with the error.
+    /// Request `n` more instances without waiting for them. An error also has the number of accepted instances.
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut instances = self.instances();
         for accepted in 0..n {
