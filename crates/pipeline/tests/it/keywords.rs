@@ -192,6 +192,10 @@ fn trigger_jobs_are_bridges() {
         Some("remove `image`: a job that starts or mirrors a pipeline does not run on a runner")
     );
     assert_fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
+    for needs in ["{pipeline: g/p}", "[{pipeline: g/p}]", "[a, {pipeline: g/p}]", "[[{pipeline: g/p}], a]"] {
+        let text = format!("{{a: {{S}}, c: {{trigger: g/q, needs: {needs}}}}}");
+        assert_fails(&text, "jobs:c config uses both `trigger` and `needs:pipeline`");
+    }
     assert_fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
     assert_fails(
         "c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}",
