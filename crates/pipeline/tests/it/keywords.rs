@@ -339,6 +339,12 @@ fn preview_has_defaults_and_no_hidden_keys() {
 }
 
 #[test]
+fn preview_preserves_special_numbers() {
+    let text = "a:\n  - .inf\n  - -.inf\n  - .nan\n  - 1.5e+20\n  - 1.0e-07\n";
+    assert_eq!(preview(&project().load(text).root), text);
+}
+
+#[test]
 fn unknown_key_of_changes_and_exists_is_reported_once() {
     for (clause, key) in [("changes: {pats: [a]}", "pats"), ("exists: {regex: a}", "regex")] {
         let compiled = project().compile(format!("{{a: {{script: [x], rules: [{{{clause}}}]}}}}"));
