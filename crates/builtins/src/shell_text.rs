@@ -71,7 +71,8 @@ impl EchoColor {
 
 /// Returns whether a shell can set a variable with this name.
 pub(crate) fn can_be_set(key: &str) -> bool {
-    !key.starts_with(|first: char| first.is_ascii_digit())
+    !key.is_empty()
+        && !key.starts_with(|first: char| first.is_ascii_digit())
         && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         && !READ_ONLY.contains(&key)
 }
@@ -110,4 +111,17 @@ pub(crate) fn push_quoted(to: &mut String, text: &str) {
         to.push_str(part);
     }
     to.push('\'');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_a_shell_can_be_set() {
+        assert!(["A", "_", "a_1"].into_iter().all(can_be_set));
+        for key in ["", "1A", "A-B", "UID", "Ä"] {
+            assert!(!can_be_set(key), "{key}");
+        }
+    }
 }

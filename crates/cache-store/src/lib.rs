@@ -48,6 +48,12 @@ pub enum CacheStoreError {
     /// The address of the server is not valid.
     #[error("`{0}` is not a valid server address; set ServerAddress of [runners.cache.s3] to host or host:port")]
     Server(String),
+    /// The address of the server for roles is not valid.
+    #[error(
+        "`{0}` is not a valid URL of a server for roles; correct AWS_ENDPOINT_URL_STS in the environment of the runner manager, or \
+         BucketLocation of [runners.cache.s3] if the variable is not set"
+    )]
+    RoleServer(String),
     /// The address of the storage account is not valid.
     #[error(
         "`{0}` is not a valid address; check AccountName, ContainerName and StorageDomain of [runners.cache.azure]"

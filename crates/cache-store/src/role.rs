@@ -41,7 +41,7 @@ impl AssumedRole {
         own: &AwsCredentialProvider,
         http: Transport,
     ) -> Result<Self, CacheStoreError> {
-        let server: http::Uri = server.parse().map_err(|_| CacheStoreError::Server(server.to_owned()))?;
+        let server: http::Uri = server.parse().map_err(|_| CacheStoreError::RoleServer(server.to_owned()))?;
         let (role, region) = (role.to_owned(), region.to_owned());
         Ok(Self { role, server, region, own: Arc::clone(own), http, current: tokio::sync::Mutex::new(None) })
     }

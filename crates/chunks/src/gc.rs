@@ -181,7 +181,7 @@ impl Store {
             Err(TryLockError::Error(error)) => return Err(ChunkError::Write(self.root().to_owned(), error)),
         }
         let expired = max_age.map_or(Ok(0), |age| self.expire(now, age))?;
-        let (sweep, collection) = self.plan(now, grace)?;
+        let (sweep, collection) = self.plan(now, grace, None)?;
         self.carry_out(&sweep, || true)?;
         self.remove_temporary(now, grace);
         Ok(Collection { expired, ..collection })
@@ -202,25 +202,33 @@ impl Store {
         if proceed() { replace(&self.marks_path(), &sweep.after.to_bytes()) } else { Ok(()) }
     }
 
-    /// Plans a pass without changing anything.
+    /// Plans a pass without changing anything. References that are older than `max_age` count as deleted.
     ///
     /// # Errors
     /// [`ChunkError`] if the store cannot be read.
-    pub fn plan(&self, now: SystemTime, grace: Duration) -> Result<(Sweep, Collection), ChunkError> {
+    pub fn plan(
+        &self,
+        now: SystemTime,
+        grace: Duration,
+        max_age: Option<Duration>,
+    ) -> Result<(Sweep, Collection), ChunkError> {
         let marks = self.marks();
         let listed = self.listed()?;
-        let references = self.references()?;
+        let mut references = self.references()?;
+        let all = references.len();
+        references.retain(|(_, _, saved)| !max_age.is_some_and(|max_age| is_expired(now, *saved, max_age)));
         let used = references.iter().flat_map(|(reference, ..)| reference.objects());
         let used: HashSet<String> = used.map(|object| object.name.clone()).collect();
         let sweep = Sweep::plan(&marks, &listed, &used, now, grace);
-        let collection = Collection::of(&sweep, &listed, &used);
+        let expired = (all - references.len()) as u64;
+        let collection = Collection { expired, ..Collection::of(&sweep, &listed, &used) };
         Ok((sweep, collection))
     }
 
     fn expire(&self, now: SystemTime, max_age: Duration) -> Result<u64, ChunkError> {
         let mut expired = 0;
         for (_, path, saved) in self.references()? {
-            if now.duration_since(saved).unwrap_or_default() > max_age {
+            if is_expired(now, saved, max_age) {
                 fs::remove_file(&path).map_err(|error| ChunkError::Write(path, error))?;
                 expired += 1;
             }
@@ -250,6 +258,10 @@ impl Store {
             let _ = fs::remove_file(self.object(&name));
         }
     }
+}
+
+fn is_expired(now: SystemTime, saved: SystemTime, max_age: Duration) -> bool {
+    now.duration_since(saved).unwrap_or_default() > max_age
 }
 
 /// Calls `visit` with the name, the size and the time of each file in a directory. A directory that does not exist is empty.

@@ -63,7 +63,7 @@ pub(crate) struct Actor {
     /// Reason why the database cannot be written. `None` if the last write succeeded.
     pub(crate) storage_problem: Option<String>,
     store: Arc<dyn Store>,
-    events: broadcast::Sender<Event>,
+    pub(crate) events: broadcast::Sender<Event>,
     invariants: InvariantMonitor,
 }
 

@@ -135,6 +135,10 @@ impl Actor {
                 self.service_reply(reply, Ok(stored));
             }
             Command::UploadEnded => self.residency.upload_ended(&mut self.state),
+            // If the database cannot be written either, the recovery is reported as soon as it can be written.
+            Command::TraceRecovered if self.storage_problem.is_none() => {
+                let _ = self.events.send(crate::views::Event::StorageProblem(None));
+            }
             // `Shutdown` is handled by the event loop, and every other command by `handle`.
             _ => {}
         }

@@ -135,6 +135,8 @@ pub(crate) enum Command {
     },
     /// Notifies the actor that an upload has ended and no longer uses the files of its job.
     UploadEnded,
+    /// Notifies the actor that a trace was written, although the disk was full before.
+    TraceRecovered,
     Shutdown,
 }
 
@@ -170,6 +172,7 @@ impl Command {
             | Self::UnregisterManager { .. }
             | Self::RequestJob { .. }
             | Self::UploadEnded
+            | Self::TraceRecovered
             | Self::Shutdown => Vec::new(),
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use muster_job::{JobId, PipelineId, Variable};
@@ -54,6 +55,8 @@ pub struct Coordinator {
     pub(crate) blobs: Arc<dyn Blobs>,
     pub(crate) locks: ArtifactLocks,
     pub(crate) trace_viewers: TraceViewers,
+    /// Whether the disk was full at the last write of a trace.
+    pub(crate) is_trace_full: AtomicBool,
     stored_pipelines: StoredPipelines,
     store: Arc<dyn Store>,
     keys: Keys,
@@ -108,6 +111,7 @@ impl Coordinator {
             blobs,
             locks,
             trace_viewers,
+            is_trace_full: AtomicBool::new(false),
             stored_pipelines,
             store,
             keys,

@@ -1,6 +1,7 @@
 //! Implements the service of the runner API: calls of runner managers become commands, and uploads become files.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -106,6 +107,7 @@ impl RunnerService for Coordinator {
         let max_bytes = self.options.limits.trace_bytes;
         let appended = self.blobs.append_trace(job, start, bytes, max_bytes).await.inspect_err(|error| {
             if let BlobError::Full { .. } = error {
+                self.is_trace_full.store(true, Ordering::Relaxed);
                 let _ = self.events.send(Event::StorageProblem(Some(error.to_string())));
             }
         })?;
@@ -114,6 +116,10 @@ impl RunnerService for Coordinator {
                 if has_bytes {
                     // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
+                    if self.is_trace_full.swap(false, Ordering::Relaxed) {
+                        // At shutdown, the command has no receiver.
+                        let _ = self.commands.send(Command::TraceRecovered).await;
+                    }
                 }
                 Ok(TraceAnswer { accepted: true, size, status, update_interval })
             }

@@ -139,7 +139,7 @@ fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> 
         return true;
     }
     let collected = match options.dry_run {
-        true => store.plan(options.now, options.grace).map(|(_, collection)| collection),
+        true => store.plan(options.now, options.grace, options.max_age).map(|(_, collection)| collection),
         false => store.collect(options.now, options.grace, options.max_age),
     };
     match collected {

@@ -161,8 +161,7 @@ impl Node {
         match &self.value {
             Value::Bool(value) => Some(value.to_string()),
             Value::Int(value) => Some(value.to_string()),
-            Value::Float(value) if value.fract() == 0.0 && value.abs() < 1e16 => Some(format!("{value:.1}")),
-            Value::Float(value) => Some(value.to_string()),
+            Value::Float(value) => Some(float_text(*value)),
             Value::String(text) => Some(text.to_string()),
             Value::Null | Value::List(_) | Value::Map(_) | Value::Reference(_) => None,
         }
@@ -179,6 +178,48 @@ impl Node {
             Value::List(_) => "a list",
             Value::Map(_) => "a map",
             Value::Reference(_) => "a !reference",
+        }
+    }
+}
+
+/// Returns the text of a floating-point number, as Ruby writes it: `1.0`, `1.0e+20`, `1.5e-07`, `Infinity`.
+fn float_text(value: f64) -> String {
+    if value.is_infinite() {
+        return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
+    }
+    if value.is_nan() || value == 0.0 || (1e-4..1e16).contains(&value.abs()) {
+        return if value.fract() == 0.0 { format!("{value:.1}") } else { value.to_string() };
+    }
+    let text = format!("{value:e}");
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let point = if digits.contains('.') { "" } else { ".0" };
+    let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
+    format!("{digits}{point}e{sign}{exponent:0>2}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_in_ruby() {
+        for (value, text) in [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1500.0, "1500.0"),
+            (2.5, "2.5"),
+            (0.0001, "0.0001"),
+            (0.00001, "1.0e-05"),
+            (-1.25e-7, "-1.25e-07"),
+            (9_999_999_999_999_998.0, "9999999999999998.0"),
+            (1e16, "1.0e+16"),
+            (-1.5e20, "-1.5e+20"),
+            (1e100, "1.0e+100"),
+            (f64::INFINITY, "Infinity"),
+            (f64::NEG_INFINITY, "-Infinity"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(float_text(value), text);
         }
     }
 }

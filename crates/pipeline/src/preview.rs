@@ -5,8 +5,6 @@ use std::fmt::Write as _;
 use crate::node::{Node, Value};
 
 /// Returns the tree as YAML text. Parsing the text yields the same tree.
-///
-/// Exceptions are the floating-point values infinity and NaN, and values of at least 1e16.
 #[must_use]
 pub fn preview(node: &Node) -> String {
     let mut out = String::new();
@@ -117,6 +115,8 @@ fn scalar(node: &Node) -> String {
         Value::Reference(path) => {
             format!("!reference [{}]", path.iter().map(|part| text(part)).collect::<Vec<_>>().join(", "))
         }
+        Value::Float(value) if value.is_nan() => ".nan".to_owned(),
+        Value::Float(value) if value.is_infinite() => if *value > 0.0 { ".inf" } else { "-.inf" }.to_owned(),
         _ => node.scalar_text().unwrap_or_default(),
     }
 }

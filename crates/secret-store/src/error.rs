@@ -11,6 +11,12 @@ pub enum VaultError {
         "`{0}` is not a valid address of a Vault server; set VAULT_SERVER_URL to a URL with the scheme https or http"
     )]
     Url(String),
+    /// The namespace cannot be sent to the server.
+    #[error(
+        "{0:?} is not a valid namespace of a Vault server; use a name of visible ASCII characters in VAULT_NAMESPACE or in the secret's \
+         configuration"
+    )]
+    Namespace(String),
     /// The engine is unknown.
     #[error("`{0}` is not a supported secrets engine; use kv-v2, kv-v1 or generic")]
     Engine(String),

@@ -136,10 +136,11 @@ impl Transport {
         let mut headers = HeaderMap::new();
         headers.insert(REQUEST, HeaderValue::from_static("true"));
         if !self.namespace.is_empty() {
-            headers.insert(NAMESPACE, self.header("the namespace", &self.namespace)?);
+            let namespace = HeaderValue::from_str(&self.namespace);
+            headers.insert(NAMESPACE, namespace.map_err(|_| VaultError::Namespace(self.namespace.clone()))?);
         }
         if let Some(token) = token {
-            let mut value = self.header("the server's token", token.expose())?;
+            let mut value = self.token_header(token)?;
             value.set_sensitive(true);
             headers.insert(TOKEN, value);
         }
@@ -150,9 +151,9 @@ impl Transport {
         request.send().await.map_err(|error| self.failed(&error))
     }
 
-    fn header(&self, name: &str, value: &str) -> Result<HeaderValue, VaultError> {
-        let reason = || format!("{name} is not a valid HTTP header");
-        HeaderValue::from_str(value).map_err(|_| VaultError::Answer { url: self.url(), reason: reason() })
+    fn token_header(&self, token: &Secret) -> Result<HeaderValue, VaultError> {
+        let reason = || "the server's token is not a valid HTTP header".to_owned();
+        HeaderValue::from_str(token.expose()).map_err(|_| VaultError::Answer { url: self.url(), reason: reason() })
     }
 
     /// Returns the target of a redirect. `None` if the response is not a redirect.

@@ -27,6 +27,15 @@ pub enum SnapshotError {
         /// The directory.
         path: PathBuf,
     },
+    /// The directory is the git directory of a repository, or is in it.
+    #[error(
+        "`{}` is in the git directory of a repository, which has no files to run; run in the working tree, or name it with `--directory`",
+        path.display()
+    )]
+    InGitDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The repository has no working tree.
     #[error(
         "`{}` is a bare repository: it has no working tree to run; clone it and run there",

@@ -60,8 +60,7 @@ pub(super) fn locate(directory: &Path) -> Result<Located, SnapshotError> {
         }),
         [bare, ..] if bare == b"true" => Err(SnapshotError::Bare { path }),
         [_, _, _, _, worktree, ..] => Err(SnapshotError::NoCommits { path: path_from_bytes(worktree) }),
-        // The directory is `.git` itself.
-        [_, _, _, _] => Err(SnapshotError::NotARepository { path }),
+        [_, _, _, _] => Err(SnapshotError::InGitDirectory { path }),
         _ if String::from_utf8_lossy(&output.stderr).contains("not a git repository") => {
             Err(SnapshotError::NotARepository { path })
         }

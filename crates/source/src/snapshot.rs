@@ -30,10 +30,10 @@ pub struct Entry {
 pub struct Difference {
     /// Changed paths.
     pub paths: Vec<String>,
-    /// Commit that the snapshot is compared with.
+    /// Human-readable name of the commit that the snapshot is compared with.
     ///
     /// It is the merge base, or the other commit itself if the histories have no common commit.
-    pub since: MergeBase,
+    pub since: String,
 }
 
 /// The last common commit of the snapshot and another history.
@@ -47,12 +47,14 @@ pub struct MergeBase {
 
 impl std::fmt::Display for MergeBase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let short = self.commit.get(..8).unwrap_or(&self.commit);
-        if self.commit.starts_with(&self.name) {
-            return f.write_str(short);
-        }
-        write!(f, "{short}, the merge base with `{}`", self.name)
+        f.write_str(&described(&self.commit, "the merge base with", &self.name))
     }
+}
+
+/// Returns the short ID of a commit and how it relates to the ref `name`. A name that is the ID itself is omitted.
+fn described(commit: &str, relation: &str, name: &str) -> String {
+    let short = commit.get(..8).unwrap_or(commit);
+    if commit.starts_with(name) { short.to_owned() } else { format!("{short}, {relation} `{name}`") }
 }
 
 /// The state of a working tree at one moment.
@@ -199,11 +201,15 @@ impl Snapshot {
     /// commit, or git cannot compare the commits.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
-        let since = match self.merge_base(base) {
-            Some(merge_base) => merge_base,
-            None => MergeBase { commit: self.resolve(base)?, name: base.to_owned() },
+        let (commit, since) = match self.merge_base(base) {
+            Some(merge_base) => (merge_base.commit.clone(), merge_base.to_string()),
+            None => {
+                let commit = self.resolve(base)?;
+                let since = described(&commit, "the commit of", base);
+                (commit, since)
+            }
         };
-        let paths = self.changed_between(&since.commit, &self.sha)?;
+        let paths = self.changed_between(&commit, &self.sha)?;
         Some(Difference { paths, since })
     }
 

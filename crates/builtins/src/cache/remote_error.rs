@@ -23,7 +23,9 @@ pub enum RemoteError {
     #[error("{0}")]
     Network(String),
     /// A range could not be transferred after all retries.
-    #[error("the connection broke at byte {position} of {length} after all retries; check the network to the store")]
+    #[error(
+        "the transfer stopped at byte {position} of {length} after all retries; check the store and the network to it"
+    )]
     Interrupted {
         /// Position of the first byte that was not received.
         position: u64,

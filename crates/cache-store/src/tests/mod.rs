@@ -75,6 +75,15 @@ async fn session_token_of_a_temporary_key_is_part_of_the_url() {
 }
 
 #[tokio::test]
+async fn error_of_an_invalid_role_server_names_its_variable() {
+    let settings = S3Settings { role: Some("arn:aws:iam::1:role/r".to_owned()), ..s3() };
+    let variable = |name: &str| (name == "AWS_ENDPOINT_URL_STS").then(|| "http://not a host".to_owned());
+    let error = s3::S3::open(&settings, &variable).await.unwrap_err().to_string();
+    assert!(error.contains("`http://not a host`") && error.contains("AWS_ENDPOINT_URL_STS"), "{error}");
+    assert!(!error.contains("ServerAddress"), "{error}");
+}
+
+#[tokio::test]
 async fn invalid_object_name_is_an_error() {
     let store = open(CacheStoreSettings::S3(s3())).await;
     for name in ["", "/a", "a/", "a//b", "a/../b", "a\nb"] {

@@ -95,7 +95,7 @@ impl Simulation {
             return;
         }
         // The process is killed after some of its changes.
-        let (sweep, _) = store.plan(self.now(), GRACE).unwrap();
+        let (sweep, _) = store.plan(self.now(), GRACE, None).unwrap();
         let mut changes = self.numbers.below(4);
         let proceed = || {
             changes = changes.wrapping_sub(1);
@@ -181,6 +181,23 @@ fn old_references_and_files_of_killed_saves_are_deleted() {
     assert_eq!(store.collect(later(2), day, None).unwrap().marked, 2);
     assert_eq!(store.collect(later(4), day, None).unwrap().deleted.0, 2);
     machine.check("new");
+}
+
+#[test]
+fn plan_counts_references_that_are_too_old_and_changes_nothing() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("old");
+    let store = machine.store();
+    let path = store.reference_path("old").unwrap();
+    let (now, max_age) = (SystemTime::now(), 30 * GRACE);
+    filetime::set_file_mtime(&path, FileTime::from_system_time(now - 40 * GRACE)).unwrap();
+    let (_, all) = store.plan(now, GRACE, None).unwrap();
+    assert_eq!((all.expired, all.used.0), (0, 2));
+    let (_, planned) = store.plan(now, GRACE, Some(max_age)).unwrap();
+    assert_eq!((planned.expired, planned.used.0), (1, 0));
+    assert!(path.exists());
+    assert_eq!(store.collect(now, GRACE, Some(max_age)).unwrap(), planned);
 }
 
 /// The list must not exceed the size that jobs and later collections accept. They treat a longer list as empty, so no

@@ -42,6 +42,9 @@ pub use lock::{ConfigLock, lock_for_manager};
 /// Maximum time that a writer waits for another writer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Action of an error after which the file can be incomplete, because it is a mount point.
+const OVERWRITE: &str = "overwrite";
+
 /// Reason why a file was not changed. Only a file that is a mount point can be incomplete after a failed save.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
@@ -78,7 +81,7 @@ pub enum EditError {
         index: usize,
     },
     /// Reading or writing failed.
-    #[error("failed to {doing} `{}`{}", path.display(), hint(source))]
+    #[error("failed to {doing} `{}`{}", path.display(), hint(doing, source))]
     Io {
         /// Action that failed, such as `write`.
         doing: &'static str,
@@ -90,17 +93,26 @@ pub enum EditError {
     },
 }
 
-fn hint(error: &std::io::Error) -> &'static str {
+fn hint(doing: &str, error: &std::io::Error) -> String {
     use std::io::ErrorKind;
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; the file is unchanged: free some space on its disk",
-        ErrorKind::ReadOnlyFilesystem => "; the file is unchanged: its file system is read-only",
-        ErrorKind::PermissionDenied => {
-            "; the file is unchanged: fix the permissions of its directory or run as its owner"
-        }
-        _ if links::is_symlink_loop(error) => ": the symbolic links form a loop; let the link point to the file",
-        _ => "",
+    if links::is_symlink_loop(error) {
+        return ": the symbolic links form a loop; let the link point to the file".to_owned();
     }
+    let remedy = match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ": free some space on its disk",
+        ErrorKind::ReadOnlyFilesystem => ": its file system is read-only",
+        ErrorKind::PermissionDenied if matches!(doing, "read" | OVERWRITE) => {
+            ": fix its permissions or run as its owner"
+        }
+        ErrorKind::PermissionDenied => ": fix the permissions of its directory or run as its owner",
+        _ if doing == OVERWRITE => "",
+        _ => return String::new(),
+    };
+    let state = match doing {
+        OVERWRITE => "the file may be incomplete, and a hidden file beside it has the complete new text",
+        _ => "the file is unchanged",
+    };
+    format!("; {state}{remedy}")
 }
 
 /// Returns the path of the file behind symbolic links.

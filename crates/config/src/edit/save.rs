@@ -49,7 +49,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
         // If a container engine mounted the file itself, it cannot be replaced, only overwritten. The file with the new text is
         // kept until then.
         Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::CrossesDevices) => {
-            overwrite(path, text).map_err(failed("write", path))?;
+            overwrite(path, text).map_err(failed(super::OVERWRITE, path))?;
             remove_new();
         }
         Err(source) => {

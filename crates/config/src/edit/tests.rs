@@ -166,6 +166,34 @@ fn symlink_loop_is_reported() {
 }
 
 #[test]
+fn errors_say_whether_the_file_is_unchanged_and_what_to_fix() {
+    use std::io::ErrorKind;
+    for (doing, kind, end) in [
+        ("write", ErrorKind::StorageFull, "; the file is unchanged: free some space on its disk"),
+        ("read", ErrorKind::PermissionDenied, "; the file is unchanged: fix its permissions or run as its owner"),
+        (
+            "replace",
+            ErrorKind::PermissionDenied,
+            "; the file is unchanged: fix the permissions of its directory or run as its owner",
+        ),
+        ("replace", ErrorKind::Other, ""),
+        (
+            OVERWRITE,
+            ErrorKind::StorageFull,
+            "; the file may be incomplete, and a hidden file beside it has the complete new text: free some space on its disk",
+        ),
+        (
+            OVERWRITE,
+            ErrorKind::Other,
+            "; the file may be incomplete, and a hidden file beside it has the complete new text",
+        ),
+    ] {
+        let error = EditError::Io { doing, path: PathBuf::from("/c.toml"), source: kind.into() };
+        assert_eq!(error.to_string(), format!("failed to {doing} `/c.toml`{end}"));
+    }
+}
+
+#[test]
 fn second_writer_waits_and_then_names_lock_holder() {
     let home = Home::new(SAMPLE);
     let first = ConfigFile::open(&home.path()).unwrap();

@@ -341,7 +341,7 @@ impl Sources for SnapshotSources {
 
     fn changed_since(&self, compare_to: &str) -> Option<Changes> {
         let found = self.snapshot.changed_since(compare_to)?;
-        Some(Changes { paths: found.paths, since: found.since.to_string() })
+        Some(Changes { paths: found.paths, since: found.since })
     }
 
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String> {

@@ -43,6 +43,31 @@ async fn job_runs_from_request_to_success() {
 }
 
 #[tokio::test]
+async fn recovery_of_a_trace_from_a_full_disk_is_reported_once() {
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
+    let assigned = manager.next_job().await;
+    let mut events = harness.coordinator.subscribe();
+    let trace = harness.dir.path().join("traces").join(format!("{}.log", assigned.id));
+    std::os::unix::fs::symlink("/dev/full", &trace).expect("failed to link to a disk that is always full");
+    let error = manager.log(&assigned, 0, "hello").await.expect_err("wrote to a full disk");
+    assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
+    std::fs::remove_file(&trace).expect("failed to delete the link");
+    manager.log(&assigned, 0, "hello").await.expect("was not accepted");
+    manager.log(&assigned, 5, " again").await.expect("was not accepted");
+    manager.succeed(&assigned).await;
+    // The coordinator processes the commands in order, so the events of the traces are complete.
+    let mut problems = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        if let Event::StorageProblem(problem) = event {
+            problems.push(problem.is_some());
+        }
+    }
+    assert_eq!(problems, [true, false]);
+}
+
+#[tokio::test]
 async fn held_request_gets_the_next_job() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;

@@ -173,7 +173,7 @@ fn event_facts(
             let found = snapshot.changed_since(base).ok_or_else(|| {
                 usage(&format!("`--changed-since {base}`: the repository has no such branch, tag or commit"))
             })?;
-            Some(Changes { paths: found.paths, since: found.since.to_string() })
+            Some(Changes { paths: found.paths, since: found.since })
         }
         None => compared.and_then(|(base, since)| {
             let paths = snapshot.changed_between(&base, &snapshot.sha)?;

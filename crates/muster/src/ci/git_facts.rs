@@ -9,7 +9,7 @@ use muster_source::Snapshot;
 pub(super) struct ProjectIdentity {
     /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// Base URL of the server's web pages. `None` if there is no remote, or if [`parse_remote`] rejects its URL.
+    /// Base URL of the server's web pages. `None` if there is no remote, or if [`parse_remote`] rejects the URLs of all remotes.
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,
@@ -43,9 +43,7 @@ impl ProjectIdentity {
     pub(super) fn of(snapshot: &Snapshot) -> Self {
         let config = snapshot.config(r"^(remote\..*\.url|user\.(name|email)|init\.defaultbranch)$");
         let value = |name: &str| config.iter().rfind(|(key, _)| key == name).map(|(_, value)| value.clone());
-        let url = value("remote.origin.url")
-            .or_else(|| config.iter().find(|(key, _)| key.starts_with("remote.")).map(|(_, value)| value.clone()));
-        let remote = url.as_deref().and_then(parse_remote);
+        let remote = remote(&config);
         let directory =
             snapshot.worktree.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let path = match &remote {
@@ -83,6 +81,13 @@ impl ProjectIdentity {
     pub(super) fn namespace(&self) -> &str {
         self.path.rsplit_once('/').map_or("", |(namespace, _)| namespace)
     }
+}
+
+/// Returns the remote `origin`. If it does not exist or is not on a server, returns the first other remote on a server.
+fn remote(config: &[(String, String)]) -> Option<Remote> {
+    let origin = config.iter().rfind(|(key, _)| key == "remote.origin.url");
+    let others = config.iter().filter(|(key, _)| key.starts_with("remote.") && key != "remote.origin.url");
+    origin.into_iter().chain(others).find_map(|(_, url)| parse_remote(url))
 }
 
 fn has_branch(snapshot: &Snapshot, name: &str) -> bool {
@@ -156,6 +161,20 @@ fn percent_decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_remote_on_a_server_is_used_if_origin_is_not() {
+        let path = |remotes: &[(&str, &str)]| {
+            let config: Vec<_> =
+                remotes.iter().map(|(name, url)| (format!("remote.{name}.url"), (*url).to_owned())).collect();
+            remote(&config).map(|remote| remote.path)
+        };
+        let (local, first, second) = ("/srv/app.git", "https://git.example/a/first", "https://git.example/a/second");
+        assert_eq!(path(&[("a", first), ("origin", second)]).as_deref(), Some("a/second"));
+        assert_eq!(path(&[("origin", local), ("a", first), ("b", second)]).as_deref(), Some("a/first"));
+        assert_eq!(path(&[("a", local), ("b", second)]).as_deref(), Some("a/second"));
+        assert_eq!(path(&[("origin", local)]).as_deref(), None);
+    }
 
     #[test]
     fn remote_urls_are_parsed_as_git_parses_them() {

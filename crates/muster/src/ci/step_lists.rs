@@ -44,7 +44,8 @@ impl StepLists {
                 let text =
                     muster_pipeline::render::render(&loaded.diagnostics, &loaded.sources, ui::stderr_has_color());
                 ui::errln(text.trim_end());
-                let errors = loaded.diagnostics.len();
+                let errors =
+                    loaded.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).count();
                 return Err(CiError::Configuration { errors });
             }
             let worktree = sources.snapshot.worktree.clone();

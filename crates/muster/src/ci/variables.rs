@@ -52,11 +52,11 @@ fn read(path: &Path) -> Result<String, CiError> {
 fn parse_pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str), CiError> {
     match text.split_once('=') {
         Some((key, value)) if is_name(key) => Ok((key, value)),
-        // The value may be a secret, so only the name is repeated.
+        // The value may be a secret, so at most the name is repeated.
         Some((key, _)) => Err(CiError::Usage(format!(
             "`{flag} {key}=...`: a variable's name may contain only letters, digits and `_`"
         ))),
-        None => Err(CiError::Usage(format!("`{flag} {text}` is invalid; use `{flag} {form}`"))),
+        None => Err(CiError::Usage(format!("the value of `{flag}` has no `=`; use `{flag} {form}`"))),
     }
 }
 
@@ -104,8 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn invalid_name_error_hides_the_value() {
-        let error = parse_pair("--var", "NAME=VALUE", "MY-TOKEN=hunter22").unwrap_err().to_string();
-        assert!(!error.contains("hunter22"), "{error}");
+    fn errors_hide_the_value() {
+        for text in ["MY-TOKEN=hunter22", "hunter22"] {
+            let error = parse_pair("--var", "NAME=VALUE", text).unwrap_err().to_string();
+            assert!(error.contains("`--var") && !error.contains("hunter22"), "{error}");
+        }
     }
 }

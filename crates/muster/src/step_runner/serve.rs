@@ -44,6 +44,8 @@ pub(super) enum ServeError {
     Serve(String),
     #[error("failed to run {}: {source}; check that the program exists and can be executed", program.display())]
     Command { program: PathBuf, source: io::Error },
+    #[error("failed to read standard input, which starts the command: {0}; check the program that writes to it")]
+    Input(io::Error),
 }
 
 /// Runs `muster step-runner serve`.
@@ -136,22 +138,14 @@ impl JobCommand {
 
     /// Waits for data on standard input, runs the command with it, and returns its exit code. Does not run the command if the input is empty.
     async fn run(self) -> Result<ExitCode, ServeError> {
-        let program = PathBuf::from(&self.program);
+        let program = self.program.clone();
         let (sender, started) = oneshot::channel();
         // A separate thread, because reading from standard input cannot be canceled. The thread ends with this process.
         std::thread::spawn(move || self.run_with_input(&mut io::stdin().lock(), sender));
-        let ended = match started.await {
-            Ok(Ok(Some(mut child))) => {
-                let ended = tokio::task::spawn_blocking(move || child.wait()).await;
-                ended.unwrap_or_else(|error| Err(error.into())).map(Some)
-            }
-            Ok(Ok(None)) => Ok(None),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::Error::other("reading standard input failed")),
-        };
-        let Some(status) = ended.map_err(|source| ServeError::Command { program, source })? else {
-            return Ok(ExitCode::SUCCESS);
-        };
+        let started = started.await.unwrap_or_else(|_| Err(ServeError::Input(io::Error::other("the thread panicked"))));
+        let Some(mut child) = started? else { return Ok(ExitCode::SUCCESS) };
+        let ended = tokio::task::spawn_blocking(move || child.wait()).await.unwrap_or_else(|error| Err(error.into()));
+        let status = ended.map_err(|source| ServeError::Command { program: program.into(), source })?;
         let code = status.code().and_then(|code| u8::try_from(code).ok());
         Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
     }
@@ -159,12 +153,12 @@ impl JobCommand {
     /// Starts the command at the first byte of the input, sends its process to `started`, and copies the input to the process.
     ///
     /// Sends `None` if the input is empty.
-    fn run_with_input(&self, input: &mut impl Read, started: oneshot::Sender<io::Result<Option<Child>>>) {
+    fn run_with_input(&self, input: &mut impl Read, started: oneshot::Sender<Result<Option<Child>, ServeError>>) {
         let mut first = [0];
         let mut child = match input.read(&mut first) {
             Ok(0) => Ok(None),
             Ok(_) => self.start().map(Some),
-            Err(error) => Err(error),
+            Err(error) => Err(ServeError::Input(error)),
         };
         let stdin = child.as_mut().ok().and_then(Option::as_mut).and_then(|child| child.stdin.take());
         if started.send(child).is_ok()
@@ -175,12 +169,43 @@ impl JobCommand {
         }
     }
 
-    fn start(&self) -> io::Result<Child> {
-        std::process::Command::new(&self.program)
+    fn start(&self) -> Result<Child, ServeError> {
+        let child = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env(SOCKET_VARIABLE, &self.socket)
             .env_remove(RECOVERED_ARGUMENTS)
             .stdin(Stdio::piped())
-            .spawn()
+            .spawn();
+        child.map_err(|source| ServeError::Command { program: PathBuf::from(&self.program), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Input that cannot be read.
+    struct Broken;
+
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("device failed"))
+        }
+    }
+
+    fn error(program: &str, mut input: impl Read) -> String {
+        let command = JobCommand::new(vec![program.into()], Path::new("/socket")).unwrap();
+        let (sender, mut started) = oneshot::channel();
+        command.run_with_input(&mut input, sender);
+        started.try_recv().unwrap().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn error_names_standard_input_or_the_program() {
+        let input = error("/no/such/program", Broken);
+        assert!(input.contains("standard input") && input.contains("device failed"), "{input}");
+        assert!(!input.contains("/no/such/program"), "{input}");
+        let program = error("/no/such/program", &b"text"[..]);
+        assert!(program.contains("failed to run /no/such/program"), "{program}");
     }
 }

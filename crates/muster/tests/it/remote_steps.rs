@@ -117,6 +117,17 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
 }
 
 #[test]
+fn warnings_of_the_pipeline_do_not_count_as_errors() {
+    let project = Project::new(".a: &a {image: a}\n.b: {image: b, <<: *a}\nc: {extends: .none, script: [x]}\n");
+    let printed = text(&project.muster(&["step", "lock"]).output().unwrap());
+    assert!(
+        printed.contains("replaces the earlier `image`") && printed.contains("unknown keys in `extends`"),
+        "{printed}"
+    );
+    assert!(printed.contains("the configuration has 1 error;"), "{printed}");
+}
+
+#[test]
 fn steps_of_child_pipelines_are_pinned() {
     let Some(fixture) = Fixture::new() else { return };
     let (one, two) = (fixture.image("1.0.0"), fixture.image("2.0.0"));

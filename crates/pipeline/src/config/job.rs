@@ -10,7 +10,7 @@ use crate::config::defaults::{self, Defaults, Filter};
 use crate::config::environment::{self, EnvironmentEntry};
 use crate::config::extras::{self, PagesEntry};
 use crate::config::keywords;
-use crate::config::needs::{self, Named, NeedTarget, Needs, NeedsParent};
+use crate::config::needs::{self, Named, NeedEntry, NeedTarget, Needs, NeedsParent};
 use crate::config::only::{self, RefPolicy};
 use crate::config::parallel::{self, Parallel};
 use crate::config::parsing::{self, Fields, Path, Problems};
@@ -133,7 +133,7 @@ pub(crate) fn job(
     } else {
         Fields::parse_with(&node, at, keywords::TRIGGER_JOB, problems, help_for_bridge_key)?
     };
-    check_exclusions(&fields, kind, problems);
+    check_exclusions(&fields, problems);
     let expressions = &mut context.expressions;
     let mut job_parser = JobParser { name, span: entry.key_span, kind, fields, expressions, problems };
     let mut job = job_parser.parse();
@@ -190,7 +190,7 @@ fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
 }
 
 /// Reports keys that are mutually exclusive.
-fn check_exclusions(fields: &Fields<'_>, kind: Kind, problems: &mut Problems) {
+fn check_exclusions(fields: &Fields<'_>, problems: &mut Problems) {
     let at = fields.at();
     if fields.get("rules").is_some() {
         for key in ["only", "except", "start_in"].into_iter().filter(|key| fields.get(key).is_some()) {
@@ -207,10 +207,6 @@ fn check_exclusions(fields: &Fields<'_>, kind: Kind, problems: &mut Problems) {
             let message = format!("config uses both `run` and `{key}`, which are mutually exclusive");
             problems.report_with_help(fields.key_span(key), at, message, "move it into a step of `run`");
         }
-    }
-    if kind == Kind::Trigger && fields.get("needs").is_some_and(trigger::is_mirror) {
-        let message = "config uses both `trigger` and `needs:pipeline`, which are mutually exclusive";
-        problems.report(fields.key_span("needs"), at, message);
     }
 }
 
@@ -296,7 +292,14 @@ impl JobParser<'_, '_> {
             Kind::Mirror => NeedsParent::Mirror,
         };
         let at = self.fields.at();
-        self.fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), parent, self.problems))
+        let needs =
+            self.fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), parent, self.problems));
+        let is_mirror = |entry: &NeedEntry| matches!(entry.target, NeedTarget::Mirror { .. });
+        if self.kind == Kind::Trigger && needs.as_ref().is_some_and(|needs| needs.entries.iter().any(is_mirror)) {
+            let message = "config uses both `trigger` and `needs:pipeline`, which are mutually exclusive";
+            self.problems.report(self.fields.key_span("needs"), at, message);
+        }
+        needs
     }
 
     fn work(&mut self, needs: Option<&Needs>) -> WorkEntry {

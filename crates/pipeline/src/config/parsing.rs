@@ -16,7 +16,7 @@ use crate::suggest::closest;
 /// (docs/spec/pipeline-yaml.md, section 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
 
-/// Maximum number of diagnostics to store.
+/// Maximum number of errors to store, and of warnings.
 const MAX_DIAGNOSTICS: usize = 1000;
 /// Number of errors after which unknown keys and names get no suggestions.
 const MAX_SUGGESTIONS: usize = 20;
@@ -54,6 +54,8 @@ impl fmt::Display for Path<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Diagnostic>,
+    /// Number of errors in the list.
+    stored_errors: usize,
     errors: usize,
     seen: HashSet<(Option<Span>, String)>,
     /// Positions of the errors of loading. Further diagnostics at these positions are dropped.
@@ -84,11 +86,15 @@ impl Problems {
     /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
         // Errors that are not stored are counted like others, because callers compare counts to find out whether their value is invalid.
-        self.errors += usize::from(diagnostic.severity == Severity::Error);
+        let is_error = diagnostic.severity == Severity::Error;
+        self.errors += usize::from(is_error);
         if diagnostic.span.is_some_and(|span| self.unloaded.contains(&span)) {
             return;
         }
-        if self.list.len() < MAX_DIAGNOSTICS && self.seen.insert((diagnostic.span, diagnostic.message.clone())) {
+        // Warnings must not displace errors: without a pipeline, there is always an error.
+        let stored = if is_error { self.stored_errors } else { self.list.len() - self.stored_errors };
+        if stored < MAX_DIAGNOSTICS && self.seen.insert((diagnostic.span, diagnostic.message.clone())) {
+            self.stored_errors += usize::from(is_error);
             self.list.push(diagnostic);
         }
     }
@@ -117,6 +123,7 @@ impl Problems {
     /// Removes the diagnostics that were added after a mark.
     pub(crate) fn roll_back(&mut self, (found, errors): (usize, usize)) {
         for removed in self.list.drain(found..) {
+            self.stored_errors -= usize::from(removed.severity == Severity::Error);
             // The same diagnostic must be reported if it occurs again.
             self.seen.remove(&(removed.span, removed.message));
         }
@@ -434,5 +441,28 @@ pub(crate) fn json(node: &Node) -> serde_json::Value {
         Value::String(text) => Json::from(&**text),
         Value::List(list) => list.iter().map(json).collect(),
         Value::Map(map) => map.iter().map(|(key, entry)| (key.to_string(), json(&entry.node))).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_after_many_warnings_is_stored() {
+        let mut problems = Problems::default();
+        let mark = problems.mark();
+        problems.push(Diagnostic::error(None, "removed"));
+        problems.roll_back(mark);
+        for number in 0..MAX_DIAGNOSTICS + 5 {
+            problems.push(Diagnostic::warning(None, format!("warning {number}")));
+        }
+        for number in 0..MAX_DIAGNOSTICS + 5 {
+            problems.push(Diagnostic::error(None, format!("error {number}")));
+        }
+        assert_eq!(problems.errors(), MAX_DIAGNOSTICS + 5);
+        let list = problems.into_list();
+        let errors = list.iter().filter(|found| found.severity == Severity::Error).count();
+        assert_eq!((errors, list.len()), (MAX_DIAGNOSTICS, 2 * MAX_DIAGNOSTICS));
     }
 }

@@ -13,6 +13,9 @@ use crate::limits::MAX_EXTENDS_LEVELS;
 use crate::node::{Entry, Map, Node, Value};
 use crate::suggest::did_you_mean;
 
+/// Maximum number of cycles to report. Each report lists all keys of its cycle.
+const MAX_CYCLES: usize = 100;
+
 /// State of a key with `extends`.
 struct Child {
     parents: Vec<Parent>,
@@ -155,27 +158,47 @@ fn too_deep(name: &str, child: &Child) -> Diagnostic {
     .help("extend several parents at once instead of a chain: `extends: [.a, .b]`")
 }
 
-/// Reports cycles, none of them twice. Every key in `unresolved` is part of a cycle or depends on a cycle.
+/// Reports cycles, none of them twice: one for each `extends` entry that leads back to a key on the path to its own key.
+///
+/// Every key in `unresolved` is part of a cycle or depends on a cycle.
 fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
-    let mut seen: HashSet<&str> = HashSet::new();
+    let mut visited: HashSet<&str> = HashSet::new();
+    let mut entries: HashSet<(&str, &str)> = HashSet::new();
+    let mut cycles = 0;
     for start in root.keys() {
+        // The keys on the path with their remaining parents, and the `extends` entries between these keys.
+        let mut keys = Vec::new();
         let mut path: Vec<&Parent> = Vec::new();
         let mut on_path: HashMap<&str, usize> = HashMap::new();
-        let mut name: &str = start;
-        while let Some(child) = unresolved.get(name) {
-            if let Some(&first) = on_path.get(name) {
-                diagnostics.push(cycle(path.get(first..).unwrap_or_default()));
-                break;
+        let mut next: Option<&str> = Some(start);
+        loop {
+            if let Some(name) = next.take()
+                && let Some(child) = unresolved.get(name)
+                && visited.insert(name)
+            {
+                on_path.insert(name, keys.len());
+                keys.push((name, child.parents.iter()));
+            } else {
+                path.truncate(keys.len().saturating_sub(1));
             }
-            if !seen.insert(name) {
-                break;
-            }
-            on_path.insert(name, path.len());
-            let Some(next) = child.parents.iter().find(|parent| unresolved.contains_key(parent.name.as_str())) else {
-                break;
+            let Some((name, parents)) = keys.last_mut() else { break };
+            let Some(parent) = parents.next() else {
+                on_path.remove(name);
+                keys.pop();
+                continue;
             };
-            path.push(next);
-            name = &next.name;
+            if !entries.insert((*name, &parent.name)) {
+                continue;
+            }
+            path.push(parent);
+            match on_path.get(parent.name.as_str()) {
+                Some(&first) if cycles < MAX_CYCLES => {
+                    cycles += 1;
+                    diagnostics.push(cycle(path.get(first..).unwrap_or_default()));
+                }
+                Some(_) => {}
+                None => next = Some(&parent.name),
+            }
         }
     }
 }

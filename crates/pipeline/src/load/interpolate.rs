@@ -142,13 +142,20 @@ impl Interpolator<'_> {
                 return None;
             }
         }
+        // The text may continue after the last block.
+        if let Err(problem) = self.check_length(result.len()) {
+            self.report(problem, span);
+            return None;
+        }
         *self.remaining_bytes = self.remaining_bytes.saturating_sub(result.len());
         (result != text).then(|| Value::String(result.into()))
     }
 
     /// Checks that a text of this length is within the limits.
+    ///
+    /// The budget must not be used up without an error, because no further blocks are replaced then.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
-        if bytes > *self.remaining_bytes {
+        if bytes >= *self.remaining_bytes {
             *self.remaining_bytes = 0;
             return Err(BlockError::new("the configuration is too long after interpolation", None));
         }

@@ -321,8 +321,10 @@ fn c045_value_that_is_not_an_option_is_rejected() {
 
 #[test]
 fn c046_scalar_values_become_strings() {
-    let a = job("a: {S, variables: {N: 12, B: true, E: ~}}", "a");
+    let a = job("a: {S, variables: {N: 12, B: true, E: ~, F: 1.5e+20, I: -.inf}}", "a");
     assert_eq!(value(&a, "N").as_deref(), Some("12"));
+    assert_eq!(value(&a, "F").as_deref(), Some("1.5e+20"));
+    assert_eq!(value(&a, "I").as_deref(), Some("-Infinity"));
     assert_eq!(value(&a, "B").as_deref(), Some("true"));
     assert_eq!(value(&a, "E").as_deref(), Some(""));
 }

@@ -68,6 +68,16 @@ fn c106_circular_extends_is_rejected() {
 }
 
 #[test]
+fn second_cycle_of_the_same_key_is_reported() {
+    let text = ".a: {extends: [.b, .c]}\n.b: {extends: [.a, .a]}\n.c: {extends: [.d, .b, .a]}\n.d: {extends: .c}\n\
+                j: {extends: [.a, .d], script: [x]}";
+    let found = errors(&project().load(text).diagnostics);
+    let cycle = |key: &str, names: &str| format!("{key}: circular dependency detected in `extends`: {names}");
+    let expected = [cycle(".a", ".a -> .b -> .a"), cycle(".c", ".c -> .d -> .c"), cycle(".a", ".a -> .c -> .a")];
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn c107_extends_nests_at_most_eleven_levels_deep() {
     assert_eq!(tree(&chain(11))["j0"]["script"], json!(["x"]));
     assert_eq!(jobs(&chain(11)).len(), 11);

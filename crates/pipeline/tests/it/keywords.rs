@@ -192,6 +192,10 @@ fn trigger_jobs_are_bridges() {
         Some("remove `image`: a job that starts or mirrors a pipeline does not run on a runner")
     );
     assert_fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
+    for needs in ["{pipeline: g/p}", "[{pipeline: g/p}]", "[a, {pipeline: g/p}]", "[[{pipeline: g/p}], a]"] {
+        let text = format!("{{a: {{S}}, c: {{trigger: g/q, needs: {needs}}}}}");
+        assert_fails(&text, "jobs:c config uses both `trigger` and `needs:pipeline`");
+    }
     assert_fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
     assert_fails(
         "c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}",
@@ -332,6 +336,12 @@ fn preview_has_defaults_and_no_hidden_keys() {
     let expected = "default:\n  image: i\na:\n  script:\n    - x\n  extends: .h\n  variables:\n    A: \"1\"\n    B: \
                     \"on\"\n    C: |-\n      l1\n      l2\n  image: i\n";
     assert_eq!(preview(&merged), expected);
+}
+
+#[test]
+fn preview_preserves_special_numbers() {
+    let text = "a:\n  - .inf\n  - -.inf\n  - .nan\n  - 1.5e+20\n  - 1.0e-07\n";
+    assert_eq!(preview(&project().load(text).root), text);
 }
 
 #[test]

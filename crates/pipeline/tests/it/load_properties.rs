@@ -106,6 +106,21 @@ fn oversized_configurations_fail_fast() {
     }
 }
 
+/// Regression test: if texts filled the budget exactly, later blocks were kept without an error.
+#[test]
+fn blocks_after_the_budget_are_not_kept_without_an_error() {
+    // 1024 such texts have 64 MiB, which is the budget.
+    let value = "x".repeat((1 << 16) - 1);
+    for count in [1023, 1024, 1025] {
+        let items = vec!["\"$[[ inputs.i ]]y\""; count].join(", ");
+        let text = format!("spec: {{inputs: {{i: {{default: {value}}}}}}}\n---\n.a: [{items}]\nj: {{script: [x]}}");
+        let loaded = project().load(text);
+        let is_reported = !errors(&loaded.diagnostics).is_empty();
+        assert!(is_reported || !crate::harness::merged(&loaded).to_string().contains("$[["), "{count}");
+        assert!(!is_reported || count > 1023, "{count}");
+    }
+}
+
 /// Each nested include wraps the input in 100 more lists. Without a limit, such a deep tree would overflow the stack.
 #[test]
 fn growing_inputs_are_rejected() {

@@ -134,6 +134,10 @@ async fn invalid_addresses_are_refused_before_anything_is_sent() {
         let error = fetch(&options(), &secret(url, "the.id.token", "kv-v2", "kv")).await.unwrap_err().to_string();
         assert!(error.contains("is not a valid address of a Vault server") && !error.contains("word"), "{error}");
     }
+    let mut invalid = secret("http://127.0.0.1:1", "the.id.token", "kv-v2", "kv");
+    invalid.server.namespace = "team\n".to_owned();
+    let error = fetch(&options(), &invalid).await.unwrap_err().to_string();
+    assert!(error.contains(r#""team\n" is not a valid namespace"#) && error.contains("VAULT_NAMESPACE"), "{error}");
     // Nothing listens on this port.
     let error = fetch(&options(), &secret("http://127.0.0.1:1", "the.id.token", "kv-v2", "kv")).await.unwrap_err();
     assert!(error.is_external() && error.to_string().contains("refused"), "{error}");

@@ -245,7 +245,9 @@ fn snapshot_errors_distinguish_their_causes() {
     assert!(matches!(error(&repository.path()), SnapshotError::NoCommits { .. }));
     repository.write("a.txt", "one");
     repository.commit("First");
-    assert!(matches!(error(&repository.path().join(".git")), SnapshotError::NotARepository { .. }));
+    for inside in [".git", ".git/refs"] {
+        assert!(matches!(error(&repository.path().join(inside)), SnapshotError::InGitDirectory { .. }), "{inside}");
+    }
 
     fs::write(directory.path().join("file"), "").unwrap();
     let result = Snapshot::take(&repository.path(), &directory.path().join("file/store"));
@@ -271,4 +273,21 @@ fn refs_are_resolved_by_short_names_but_not_as_options() {
     }
     assert_eq!(snapshot.changed_since("v1").unwrap().paths, ["a.txt"]);
     assert_eq!(snapshot.changed_since("nothing"), None);
+}
+
+#[test]
+fn commit_without_common_history_is_not_called_merge_base() {
+    let repository = Repository::new();
+    repository.write("a.txt", "one");
+    let first = repository.commit("First");
+    repository.git(&["checkout", "-q", "--orphan", "unrelated"]);
+    repository.write("a.txt", "two");
+    repository.commit("Unrelated");
+    let compared = repository.take().changed_since("main").unwrap();
+    assert_eq!(compared.paths, ["a.txt"]);
+    assert_eq!(compared.since, format!("{}, the commit of `main`", &first[..8]));
+    repository.git(&["checkout", "-q", "main"]);
+    repository.write("b.txt", "one");
+    let compared = repository.take().changed_since("main").unwrap();
+    assert_eq!(compared.since, format!("{}, the merge base with `main`", &first[..8]));
 }

@@ -23,14 +23,14 @@ pub(super) enum ValueError {
     JsonShape,
 }
 
-/// Converts the values of a flag to TOML. Returns `None` if they are empty. An empty value is invalid for [`ValueParsing::Json`].
+/// Converts the values of a flag to TOML. Returns `None` if they are empty.
 pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Result<Option<Item>, ValueError> {
     let Some(last) = values.last() else { return Ok(None) };
-    if parsing == ValueParsing::Json {
-        return json(last).map(Some);
-    }
     if values.iter().all(String::is_empty) {
         return Ok(None);
+    }
+    if parsing == ValueParsing::Json {
+        return json(last).map(Some);
     }
     let value = match kind {
         Kind::Int => integer(last)?,
@@ -158,6 +158,15 @@ mod tests {
             (Kind::Float, "inf"),
         ] {
             assert!(read(kind, &[word]).is_err(), "{kind:?} {word}");
+        }
+    }
+
+    #[test]
+    fn empty_value_of_any_flag_counts_as_not_set() {
+        for (kind, parsing) in
+            [(Kind::Any, ValueParsing::Json), (Kind::Int, ValueParsing::Plain), (Kind::Map, ValueParsing::Plain)]
+        {
+            assert!(item(kind, parsing, &[String::new()]).unwrap().is_none(), "{kind:?}");
         }
     }
 }
