@@ -7,8 +7,8 @@
 //! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
 //!
 //! The agent keeps running while a connection is open, a job is running, or a finished job has not been closed, because its manager may
-//! return at any time. If the agent's socket file was deleted, finished jobs no longer keep the agent running. With an unattended timeout,
-//! the agent stops even if jobs are running or their results have not been fetched.
+//! return at any time. If the agent's socket file was deleted and the agent does not listen on a TCP address, finished jobs no longer keep
+//! the agent running. With an unattended timeout, the agent stops even if jobs are running or their results have not been fetched.
 
 use std::fs;
 use std::io;

@@ -110,7 +110,7 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 
 /// Writes the result of a job to the spool, then publishes it.
 ///
-/// The result tree is masked, because names and errors of steps can quote values. `development` sets the maximum sizes of records and result.
+/// The outcome is masked, because names and errors of steps can quote values. `development` sets the maximum sizes of records and result.
 pub(crate) fn persist_result(
     agent: &AgentContext,
     job: &Job,
@@ -118,14 +118,14 @@ pub(crate) fn persist_result(
     secrets: &Secrets,
     development: &Development,
 ) {
+    let outcome = masked(outcome, secrets);
     let mut tree = outcome.tree;
-    mask(&mut tree, secrets);
     if !development.full_records {
         limit_records(&mut tree);
     }
     let result = JobResult {
         outcome: outcome.outcome,
-        message: secrets.mask(&outcome.message),
+        message: outcome.message,
         log_bytes: job.log.bytes(),
         log_crc32: job.log.crc32(),
         tree,
@@ -142,6 +142,16 @@ pub(crate) fn persist_result(
     }
     job.result.send_replace(Some(Arc::new(Finished { result, ended: SystemTime::now() })));
     job.log.close();
+}
+
+/// Masks the texts of an outcome.
+fn masked(mut outcome: JobOutcome, secrets: &Secrets) -> JobOutcome {
+    mask(&mut outcome.tree, secrets);
+    outcome.message = secrets.mask(&outcome.message);
+    if let Some(used) = &mut outcome.used {
+        used.share_error = secrets.mask(&used.share_error);
+    }
+    outcome
 }
 
 /// Masks a step and the steps inside it. The engine limits the depth of the tree, so the recursion is limited, too.
@@ -221,8 +231,7 @@ async fn run(
         used.share_error = error;
     }
     if let Some(secrets) = trace.secrets_with_added() {
-        mask(&mut outcome.tree, &secrets);
-        outcome.message = secrets.mask(&outcome.message);
+        outcome = masked(outcome, &secrets);
     }
     Ok(outcome)
 }

@@ -165,6 +165,8 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     if let Some(ready) = options.ready {
         let _ = ready.send(());
     }
+    let listens_on_tcp = tcp.is_some();
+    let is_reachable = || listens_on_tcp || socket.exists();
     let (closed, connections) = (CancellationToken::new(), Arc::new(ConnectionTracker::default()));
     let service = crate::service::Service(Arc::clone(&agent));
     let server = tonic::transport::Server::builder()
@@ -186,7 +188,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
             () = wait_for_process_end(options.exit_with_pid) => tracing::info!("the process to exit with has ended, shutting down"),
             () = wait_until_unattended(&connections, options.unattended_timeout) => {}
             () = prune_forever(&agent, options.retention) => {}
-            () = wait_until_idle(&connections, &agent, &socket, options.idle_timeout) => return,
+            () = wait_until_idle(&connections, &agent, is_reachable, options.idle_timeout) => return,
         }
         agent.drain(TerminationCause::ManagerShutdown).await;
         closed.cancel();
@@ -239,15 +241,17 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
 }
 
 /// Waits until the agent is idle. From then on, it accepts no connections. Never returns without an idle timeout.
+///
+/// `is_reachable` returns whether managers can connect.
 async fn wait_until_idle(
     connections: &ConnectionTracker,
     agent: &Agent,
-    socket: &SocketFile,
+    is_reachable: impl Fn() -> bool,
     idle_timeout: Option<Duration>,
 ) {
     let Some(idle_timeout) = idle_timeout else { return std::future::pending().await };
     let is_idle = || {
-        let is_idle = agent.is_idle(socket.exists());
+        let is_idle = agent.is_idle(is_reachable());
         if is_idle {
             // The mark must precede the first refused connection, because the refused manager starts the next agent.
             agent.context.spool.mark_shutting_down();

@@ -11,7 +11,7 @@ use url::Url;
 
 use crate::client::{Registry, verify};
 use crate::digest::{self, Digest};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, ResponseError};
 use crate::idle;
 use crate::manifest::Descriptor;
 use crate::retry::{MAX_ATTEMPTS, wait};
@@ -88,9 +88,16 @@ impl Registry {
         }
         let mut response = self.get(url, headers, Some(blob.digest.clone())).await.map_err(PartError::Permanent)?;
         let io = |source| PartError::Permanent(RegistryError::File { path: path.to_owned(), source });
-        if response.status() != StatusCode::PARTIAL_CONTENT || !starts_at(response.headers(), part.length) {
-            // A response without the requested range counts as the whole blob.
-            *part = Part::default();
+        let is_partial = response.status() == StatusCode::PARTIAL_CONTENT;
+        match if is_partial { first_byte(response.headers()) } else { Some(0) } {
+            Some(first) if first == part.length => {}
+            // The registry ignores ranges and sends the whole blob.
+            Some(0) => *part = Part::default(),
+            _ => {
+                // The next attempt requests the whole blob.
+                *part = Part::default();
+                return Err(PartError::Interrupted(RegistryError::invalid(url, ResponseError::OtherRange)));
+            }
         }
         file.set_len(part.length).await.map_err(io)?;
         file.seek(std::io::SeekFrom::Start(part.length)).await.map_err(io)?;
@@ -141,7 +148,57 @@ impl Part {
     }
 }
 
-fn starts_at(headers: &HeaderMap, offset: u64) -> bool {
-    let range = headers.get(CONTENT_RANGE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    range.strip_prefix("bytes ").and_then(|range| range.split('-').next()?.parse().ok()) == Some(offset)
+/// Returns the position of a partial response's first byte in the blob. `None` means that it is unknown.
+fn first_byte(headers: &HeaderMap) -> Option<u64> {
+    let range = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, BufReader};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::reference::{Defaults, Repository};
+
+    const CONTENT: &[u8] = b"content of a layer";
+
+    /// Answers each request for a range with another range.
+    async fn serve_other_ranges(listener: TcpListener) -> std::io::Result<()> {
+        loop {
+            let mut stream = BufReader::new(listener.accept().await?.0);
+            let (mut head, mut line) = (String::new(), String::new());
+            while stream.read_line(&mut line).await? > 2 {
+                head.push_str(&line.to_lowercase());
+                line.clear();
+            }
+            let (status, body) = if head.contains("\nrange:") {
+                ("206 Partial Content\r\ncontent-range: bytes 4-17/18", &CONTENT[4..])
+            } else {
+                ("200 OK", CONTENT)
+            };
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).await?;
+            stream.write_all(body).await?;
+        }
+    }
+
+    #[tokio::test]
+    async fn blob_is_requested_again_after_a_response_with_another_range() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let name = format!("{}/app", listener.local_addr().unwrap());
+        let repository = Repository::parse(&name, &Defaults { registry: "docker.io", group: "library" }).unwrap();
+        let registry = Registry::new(repository, None).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), &CONTENT[..9]).unwrap();
+        let digest = Digest::of(CONTENT).to_string();
+        let blob = Descriptor { digest, size: CONTENT.len() as u64, ..Descriptor::default() };
+        tokio::select! {
+            downloaded = registry.download(&blob, file.path()) => downloaded.unwrap(),
+            served = serve_other_ranges(listener) => panic!("{served:?}"),
+        }
+        assert_eq!(std::fs::read(file.path()).unwrap(), CONTENT);
+    }
 }

@@ -213,6 +213,9 @@ pub enum ResponseError {
     /// The response to the start of an upload has no URL for the content.
     #[error("the response has no address for the upload")]
     NoLocation,
+    /// The response has another part of the content than requested.
+    #[error("the response has another part of the content than requested")]
+    OtherRange,
     /// The response contains no token.
     #[error("the response contains no token")]
     NoToken,

@@ -147,8 +147,8 @@ impl KnownHosts {
 
 impl Hosts {
     fn forget(&mut self, machine: &str) {
-        // Pinned keys are not stored: the caller pins them again after a restart.
-        if self.keys.remove(machine).is_some_and(|keys| !keys.is_pinned) {
+        // Pinned keys are not stored: the caller pins them again after a restart. But the file may have the first key that they replaced.
+        if self.keys.remove(machine).is_some() {
             self.store(Line { machine: machine.to_owned(), keys: Vec::new() });
         }
     }
@@ -222,6 +222,19 @@ mod tests {
         hosts.retain(|id| id == two);
         assert_eq!(hosts.mismatched_keys(one, "SHA256:new"), None);
         assert_eq!(hosts.mismatched_keys(two, "SHA256:new"), Some("SHA256:other".to_owned()));
+    }
+
+    #[test]
+    fn forgotten_machine_has_no_stored_key_even_if_other_keys_were_pinned() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("one.hosts");
+        let hosts = KnownHosts::load(&path).unwrap();
+        assert_eq!(hosts.mismatched_keys("i-1", "SHA256:a"), None);
+        hosts.pin("i-1", &["SHA256:b".to_owned()]);
+        hosts.forget("i-1");
+        drop(hosts);
+        let hosts = KnownHosts::load(&path).unwrap();
+        assert_eq!(hosts.mismatched_keys("i-1", "SHA256:new"), None, "another machine may have this name now");
     }
 
     #[test]

@@ -232,8 +232,10 @@ pub enum LossReason {
     Missing,
     /// The provider deletes the instance, or has deleted it.
     ProviderDeleted,
-    /// The instance was not found after a restart of the manager, or no job claimed the lease.
+    /// The instance was not found after a restart of the manager.
     MissingAfterRestart,
+    /// No job claimed the lease after a restart of the manager.
+    Unclaimed,
     /// An operator deleted the instance with its jobs.
     Operator {
         /// Operator and reason.
@@ -249,6 +251,7 @@ impl fmt::Display for LossReason {
             Self::MissingAfterRestart => {
                 f.write_str("instance unexpectedly removed: not found after a restart of the manager")
             }
+            Self::Unclaimed => f.write_str("no job claimed the slot after a restart of the manager"),
             Self::Operator { by } => write!(f, "instance deleted by {by}"),
         }
     }

@@ -122,13 +122,13 @@ pub async fn run_until_accepted(
                 let checked = connection.check().await.inspect_err(|_| connection.mark_suspect());
                 checked.map_err(|error| AgentError::NotReached(error.into()))?;
             }
-            let awaits_approval = connection.identity().supports_start_approval && options.require_start_approval;
-            if options.only_with_start_approval && !awaits_approval {
+            let supports_approval = connection.identity().supports_start_approval;
+            if options.only_with_start_approval && !supports_approval {
                 return Ok(RunOutcome::StartApprovalUnsupported);
             }
             options.was_sent.store(true, Ordering::Relaxed);
             connection.run(request()?).await?;
-            Ok(RunOutcome::Accepted { awaits_approval })
+            Ok(RunOutcome::Accepted { awaits_approval: supports_approval && options.require_start_approval })
         };
         match attempt.await {
             Ok(outcome) => return Ok(outcome),

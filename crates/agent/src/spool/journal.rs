@@ -12,7 +12,7 @@
 //! beginning of `"user_code"`.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -27,6 +27,8 @@ use super::JOURNAL;
 
 /// Prefix of the first line, with the version of the format. The length of the request follows.
 const HEADER_PREFIX: &str = "muster job 1 ";
+/// Maximum length of the first line.
+const MAX_HEAD_BYTES: u64 = 64;
 /// Maximum size of a journal that is read.
 const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
 
@@ -114,8 +116,7 @@ impl JournalContents {
         let incomplete = Ok(Self::default());
         let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return incomplete };
         let (head, rest) = (bytes.get(..end).unwrap_or_default(), bytes.get(end + 1..).unwrap_or_default());
-        let length = std::str::from_utf8(head).ok().and_then(|head| head.strip_prefix(HEADER_PREFIX)?.parse().ok());
-        let Some(length) = length else {
+        let Some(length) = request_length(head) else {
             let message = format!("`{}` is not a journal of this version", String::from_utf8_lossy(head));
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         };
@@ -144,6 +145,23 @@ impl JournalContents {
             }
         }
     }
+}
+
+/// Returns the length of the request that a journal's first line states.
+fn request_length(head: &[u8]) -> Option<usize> {
+    std::str::from_utf8(head).ok()?.strip_prefix(HEADER_PREFIX)?.parse().ok()
+}
+
+/// Returns the size of the request in the journal of a job. The other records do not count against the quota.
+///
+/// For a journal without a valid first line, returns the size of the file.
+pub(super) fn request_bytes(path: &Path) -> io::Result<u64> {
+    let file = muster_files::open(path)?;
+    let size = file.metadata()?.len();
+    let mut head = Vec::new();
+    file.take(MAX_HEAD_BYTES).read_to_end(&mut head)?;
+    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    Ok(request_length(line).map_or(size, |length| size.min(length as u64)))
 }
 
 fn read_if_exists(path: &Path) -> io::Result<Option<Vec<u8>>> {

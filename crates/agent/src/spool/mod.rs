@@ -284,10 +284,10 @@ impl Entry {
         Ok(())
     }
 
-    /// Returns the size of the files that count against the quota.
+    /// Returns the number of bytes that count against the quota.
     fn bytes(&self) -> u64 {
-        let files = FILES.map(|name| fs::metadata(self.dir.join(name)));
-        files.into_iter().flatten().map(|metadata| metadata.len()).sum()
+        let request = journal::request_bytes(&self.dir.join(JOURNAL)).unwrap_or_default();
+        request + fs::metadata(self.dir.join(LOG)).map_or(0, |log| log.len())
     }
 }
 

@@ -282,6 +282,21 @@ fn quota_covers_all_jobs_except_final_messages() {
     spool.entry("4-1").unwrap().create(&request("4-1")).unwrap();
 }
 
+#[test]
+fn results_do_not_count_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let request = |id: &str| RunRequest { id: id.to_owned(), steps: "x".repeat(1000), ..RunRequest::default() };
+    let spool = Spool::open(dir.path(), 4_000).unwrap();
+    let journal = spool.entry("1-1").unwrap().create(&request("1-1")).unwrap();
+    journal.record_result(&JobResult { message: "x".repeat(5000), ..result() }).unwrap();
+    spool.entry("2-1").unwrap().create(&request("2-1")).unwrap();
+    drop(spool);
+    let spool = Spool::open(dir.path(), 4_000).unwrap();
+    spool.entry("3-1").unwrap().create(&request("3-1")).unwrap();
+    let error = spool.entry("4-1").unwrap().create(&request("4-1")).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded, "the requests must count");
+}
+
 async fn read_all(log: Arc<LogFile>, offset: u64) -> io::Result<Vec<u8>> {
     log.follow(offset)
         .try_fold(Vec::new(), |mut all, chunk| async move {

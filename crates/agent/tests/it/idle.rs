@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use muster_agent::{Options, ServeError};
+use muster_agent::{Options, ServeError, TcpOptions};
 use muster_agent_api::agent::GetInfoRequest;
 use muster_agent_api::agent::agent_client::AgentClient;
+use muster_agent_api::tls::TlsFiles;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::oneshot;
@@ -117,6 +118,29 @@ async fn agent_without_its_directory_ends_despite_results() {
     tokio::time::resume();
     assert!(socket.exists());
     next.stop().await;
+}
+
+#[tokio::test]
+async fn agent_with_a_tcp_address_keeps_results_without_its_socket_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    std::fs::write(path("cert.pem"), own.cert.pem()).unwrap();
+    std::fs::write(path("key.pem"), own.signing_key.serialize_pem()).unwrap();
+    let tls = TlsFiles { certificate: path("cert.pem"), key: path("key.pem"), authority: path("cert.pem") };
+    let tcp = Some(TcpOptions { address: "127.0.0.1:0".to_owned(), tls });
+    let options = Options { idle_timeout: Some(IDLE_TIMEOUT), tcp, ..options(dir.path()) };
+    let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
+    let mut agent = Agent::start_with(options, dir).await;
+    let plan = agent.plan(vec![script(&["echo kept"])]);
+    agent.run("7-1", &plan, &[]).await;
+    agent.wait("7-1").await;
+    let (task, _dir) = agent.disconnect();
+    std::fs::remove_file(socket).unwrap();
+    advance_time(3 * IDLE_TIMEOUT).await;
+    assert!(!task.is_finished());
+    shutdown.cancel();
+    wait_exit(task).await;
 }
 
 /// Returns whether an agent answers.

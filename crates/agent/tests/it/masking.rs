@@ -1,5 +1,6 @@
 //! Errors of steps do not show masked values, neither in the log nor in the result.
 
+use muster_agent_api::builtin::ResourceShare;
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::step_runner::Variable;
 use serde_json::{Value, json};
@@ -65,4 +66,15 @@ async fn step_errors_do_not_show_masked_values() {
         assert!(!result.to_string().contains("s3cret"), "{case}: {result}");
         assert!(!log.contains("s3cret"), "{case}: {log}");
     }
+}
+
+#[tokio::test]
+async fn reason_for_a_missing_share_does_not_show_masked_values() {
+    let mut agent = Agent::start().await;
+    let mut plan = agent.plan(vec![script(&["true"])]);
+    let cgroup = format!("../{PLAIN}");
+    plan.share = Some(ResourceShare { cgroup, slots: 1, measure: true, ..ResourceShare::default() });
+    agent.run("1-1", &plan, &[Variable { masked: true, ..variable("PLAIN", PLAIN) }]).await;
+    let used = agent.wait("1-1").await.used.unwrap();
+    assert_eq!(used.share_error, "`../[MASKED]` is not a valid name of a cgroup");
 }

@@ -20,7 +20,7 @@ use super::user::Owner;
 
 /// Maximum number of links in one path, as in the Linux kernel.
 const MAX_LINKS: u32 = 40;
-/// Maximum number of missing parents to create, including repetitions because of other processes.
+/// Maximum number of attempts to create one directory of the path, because other processes may create or delete it at the same time.
 const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -66,6 +66,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut(
             Ok(next) => {
                 directory = next;
                 walked.push(&name);
+                attempts = 0;
             }
             Err(Errno::NOENT) => {
                 let is_last = rest.is_empty();
@@ -238,6 +239,14 @@ mod tests {
         std::fs::create_dir(&left).unwrap();
         create(&left, Some(owner)).unwrap();
         assert_eq!(user(&left), user(&home.path().join("jobs")));
+    }
+
+    #[test]
+    fn long_missing_path_is_created() {
+        let Some((home, owner)) = home() else { return };
+        let path = home.path().join("d/".repeat(MAX_ATTEMPTS as usize + 10));
+        create(&path, Some(owner)).unwrap();
+        assert_eq!(user(&path), user(&home.path().join("jobs")));
     }
 
     #[test]

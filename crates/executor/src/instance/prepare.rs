@@ -34,7 +34,8 @@ impl Prepare for InstancePreparer {
                 .map_err(|error| format!("instance_ready_command: {}", error_chain(&error)))?;
         }
         if let Some(settings) = &self.settings.isolation {
-            let prepared = shared.isolation.prepare(settings, &dialer, instance.id.as_str()).await;
+            let name = shared.name(&instance.group, instance.id.as_str());
+            let prepared = shared.isolation.prepare(settings, &dialer, (name.as_str(), &instance.id)).await;
             return prepared.map_err(|error| error.to_string());
         }
         let ready = shared.instance(&instance.group, &instance.id).connect(&dialer).await;

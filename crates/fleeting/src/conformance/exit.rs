@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::plan::Plan;
-use super::plugin_process::{CallFailure, PluginUnderTest};
+use super::plugin_process::{CallFailure, PluginUnderTest, exit_text};
 use super::tracker::problems_to_result;
 use super::verdict::{Outcome, Run};
 use crate::protocol::group::Empty as GroupEmpty;
@@ -58,7 +58,7 @@ async fn check_shutdown(plan: &Plan) -> Result<Outcome, String> {
     plugin.kill().await;
     Ok(match status {
         Some(status) if status.success() => Outcome::Pass,
-        Some(status) => Outcome::Fail(format!("exited with {status} after Shutdown")),
+        Some(status) => Outcome::Fail(format!("exited with {} after Shutdown", exit_text(status))),
         None => Outcome::Fail(format!("still running {:.1} s after Shutdown", plan.exit_timeout.as_secs_f64())),
     })
 }

@@ -122,6 +122,11 @@ fn host_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
     command
 }
 
+/// Returns how a process exited, for messages such as `exits with 3`.
+pub(super) fn exit_text(status: ExitStatus) -> String {
+    status.code().map_or_else(|| status.to_string(), |code| code.to_string())
+}
+
 /// Runs the plugin with command-line arguments. Returns `None` if it does not exit in time.
 pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
     let directory = socket_directory()?;

@@ -1,7 +1,7 @@
 //! Cases about the command line and the handshake.
 
 use super::plan::Plan;
-use super::plugin_process::{PluginUnderTest, command_line};
+use super::plugin_process::{PluginUnderTest, command_line, exit_text};
 use super::verdict::{Outcome, Run};
 use crate::protocol::VERSIONS_KEY;
 
@@ -58,7 +58,7 @@ async fn check_manual_start(plan: &Plan) -> Result<(), String> {
         Some(1) => Ok(()),
         _ => Err(format!(
             "exits with {} if FLEETING_INSTANCE_GROUP_PLUGIN, which the host sets, is missing, expected 1",
-            output.status
+            exit_text(output.status)
         )),
     }
 }
@@ -90,7 +90,7 @@ async fn check_version_output(plan: &Plan) -> Outcome {
         if !output.status.success() {
             return Outcome::Warn(format!(
                 "{argument} exits with {}; operators expect the plugin's version",
-                output.status
+                exit_text(output.status)
             ));
         }
         let text = String::from_utf8_lossy(&output.stdout);
@@ -108,7 +108,7 @@ async fn check_unknown_arguments(plan: &Plan) -> Outcome {
     let flag_problem = match command_line(plan, &["-muster-unknown-flag"]).await {
         Ok(Some(output)) if output.status.code() == Some(2) => None,
         Ok(Some(output)) => {
-            Some(format!("exits with {} for an unknown flag; plugins usually exit with 2", output.status))
+            Some(format!("exits with {} for an unknown flag; plugins usually exit with 2", exit_text(output.status)))
         }
         Ok(None) => Some("does not exit for an unknown flag; plugins usually exit with 2".to_owned()),
         Err(error) => return Outcome::Fail(error),

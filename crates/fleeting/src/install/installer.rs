@@ -12,7 +12,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::error::InstallError;
 use super::lock::FileLock;
-use super::store::{Installed, STAGING_PREFIX, Store, move_to_trash, remove_leftovers};
+use super::store::{Installed, STAGING_PREFIX, Store, move_to_trash, remove_leftovers, restore_from_trash};
 use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 
 /// Annotation of the layer with the plugin.
@@ -217,19 +217,28 @@ fn activate(staging: tempfile::TempDir, directory: &Path) -> std::io::Result<()>
     let old = match renameat_with(CWD, staging.path(), CWD, directory, RenameFlags::EXCHANGE) {
         // The old version is in the temporary directory now, which is deleted below.
         Ok(()) => Some(staging),
-        Err(_) => {
-            // There was no old version, or the file system cannot exchange directories.
-            let old = move_to_trash(directory)?;
-            std::fs::rename(staging.path(), directory)?;
-            // The directory is no longer temporary.
-            let _ = staging.keep();
-            old
-        }
+        // There was no old version, or the file system cannot exchange directories.
+        Err(_) => replace(staging, directory)?,
     };
     if let Some(parent) = directory.parent() {
         std::fs::File::open(parent)?.sync_all()?;
     }
     old.map_or(Ok(()), tempfile::TempDir::close)
+}
+
+/// Moves the old version away, and then the new version to its final directory. Returns the old version.
+/// If the new version cannot be moved, the old version is restored.
+fn replace(staging: tempfile::TempDir, directory: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
+    let old = move_to_trash(directory)?;
+    if let Err(error) = std::fs::rename(staging.path(), directory) {
+        if let Some(old) = old {
+            restore_from_trash(old, directory);
+        }
+        return Err(error);
+    }
+    // The directory is no longer temporary.
+    let _ = staging.keep();
+    Ok(old)
 }
 
 /// Creates the registry client, with docker's credentials if available.
@@ -346,5 +355,30 @@ fn remove_old_downloads(partial: &Path) {
         if age.is_ok_and(|age| age > MAX_PARTIAL_AGE) {
             let _ = std::fs::remove_file(entry.path());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_version_is_restored_if_the_new_one_cannot_be_moved() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("1.0.0");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join(EXECUTABLE), "old").unwrap();
+        let staging = || tempfile::tempdir_in(parent.path()).unwrap();
+        let missing = staging();
+        std::fs::remove_dir(missing.path()).unwrap();
+        replace(missing, &directory).unwrap_err();
+        assert_eq!(std::fs::read_to_string(directory.join(EXECUTABLE)).unwrap(), "old");
+        assert_eq!(
+            parent.path().read_dir().unwrap().count(),
+            1,
+            "the temporary directory of the old version must be deleted"
+        );
+        drop(replace(staging(), &directory).unwrap());
+        assert!(!directory.join(EXECUTABLE).exists());
     }
 }

@@ -104,7 +104,7 @@ pub enum ResolveError {
         /// The path.
         path: PathBuf,
         /// Problem with the path.
-        reason: &'static str,
+        reason: String,
     },
     /// The program is neither in `PATH` nor a built-in plugin.
     #[error("plugin not found: {name} is not in any directory of PATH")]
@@ -166,9 +166,10 @@ pub enum ResolveError {
 pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, ResolveError> {
     if ["/", "./", "../"].iter().any(|start| plugin.starts_with(start)) {
         let path = context.directory.join(plugin);
-        let path_error = |reason| Err(ResolveError::Path { path: path.clone(), reason });
+        let path_error = |reason: &str| Err(ResolveError::Path { path: path.clone(), reason: reason.to_owned() });
         return match path.metadata() {
-            Err(_) => path_error("no such file"),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => path_error("no such file"),
+            Err(error) => path_error(&error.to_string()),
             Ok(meta) if meta.is_dir() => path_error("is a directory; name the executable in it"),
             Ok(meta) if !is_executable(&meta) => path_error("not executable; run chmod +x if it is a program"),
             Ok(_) => Ok(ResolvedPlugin::Path(path)),
@@ -407,9 +408,13 @@ mod tests {
         let fixture = Fixture::new();
         std::fs::create_dir(fixture.context.directory.join("directory")).unwrap();
         std::fs::write(fixture.context.directory.join("text"), "").unwrap();
-        for (plugin, reason) in
-            [("./missing", "no such file"), ("./directory", "directory"), ("./text", "not executable")]
-        {
+        std::os::unix::fs::symlink("loop", fixture.context.directory.join("loop")).unwrap();
+        for (plugin, reason) in [
+            ("./missing", "no such file"),
+            ("./directory", "directory"),
+            ("./text", "not executable"),
+            ("./loop", "symbolic links"),
+        ] {
             let error = fixture.resolve(plugin).unwrap_err();
             assert!(error.contains(reason), "{plugin}: {error}");
         }

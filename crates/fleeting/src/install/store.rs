@@ -157,15 +157,25 @@ pub(super) const STAGING_PREFIX: &str = ".new-";
 /// Prefix of a temporary directory next to the versions, for a version that is being deleted.
 const TRASH_PREFIX: &str = ".old-";
 
+/// Name of a version's directory in its temporary directory.
+const TRASHED: &str = "old";
+
 /// Moves a version's directory into a temporary directory, which is deleted on drop.
 /// Returns `None` if there is no such version.
 pub(super) fn move_to_trash(directory: &Path) -> std::io::Result<Option<tempfile::TempDir>> {
     let parent = directory.parent().unwrap_or(Path::new("."));
     let trash = tempfile::Builder::new().prefix(TRASH_PREFIX).tempdir_in(parent)?;
-    match std::fs::rename(directory, trash.path().join("old")) {
+    match std::fs::rename(directory, trash.path().join(TRASHED)) {
         Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Moves a version's directory back from its temporary directory.
+pub(super) fn restore_from_trash(trash: tempfile::TempDir, directory: &Path) {
+    if let Err(error) = std::fs::rename(trash.path().join(TRASHED), directory) {
+        tracing::warn!(path = %directory.display(), %error, "failed to restore the installed version of a plugin");
     }
 }
 
@@ -177,7 +187,7 @@ pub(super) fn remove_leftovers(directory: &Path) {
         if [STAGING_PREFIX, TRASH_PREFIX].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
             && let Err(error) = std::fs::remove_dir_all(entry.path())
         {
-            tracing::warn!(path = %entry.path().display(), %error, "failed to delete the leftovers of an earlier install");
+            tracing::warn!(path = %entry.path().display(), %error, "failed to delete the leftovers of an earlier installation or removal");
         }
     }
 }

@@ -72,9 +72,12 @@ pub(super) fn deserialize<C: DeserializeOwned>(config: Value) -> Result<C, Confi
 }
 
 /// Removes the value from serde's messages about invalid types and values, because it may be a secret.
-/// Other messages are unchanged. One of them contains a value: the name of an unknown variant of an enumeration.
+/// Other messages are unchanged.
 fn without_value(message: &str) -> String {
     let Some((before, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    if before.starts_with("unknown variant ") {
+        return format!("expected {expected}, found another text");
+    }
     let kinds = ["invalid type: ", "invalid value: "];
     let Some(found) = kinds.iter().find_map(|kind| before.strip_prefix(kind)) else { return message.to_owned() };
     let kind = found.split([' ', '`', '"']).next().unwrap_or_default();
@@ -231,6 +234,8 @@ mod tests {
         assert_eq!(error, "plugin_config: max_size: expected a non-negative integer, found a negative number");
         let error = parse::<Config>(br#"{"name":123456}"#).unwrap_err().to_string();
         assert_eq!(error, "plugin_config: name: expected a string, found integer");
+        let error = parse::<Config>(br#"{"name":"a","mode":"a secret"}"#).unwrap_err().to_string();
+        assert_eq!(error, "plugin_config: mode: expected `small` or `large`, found another text");
         assert!(parse::<Config>(b"[1]").unwrap_err().to_string().contains("a list"));
     }
 

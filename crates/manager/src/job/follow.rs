@@ -59,7 +59,7 @@ impl JobActor {
         let watchdog = Instant::now() + timeout;
         let mut silence = Silence::new(self.unresponsive_timeout());
         let record = self.row.state().held_lease().filter(|record| record.is_remote());
-        let mut health = record.map(|record| self.runner.reachability.track_job(&record.environment));
+        let mut health = record.map(|record| self.runner.reachability.track_job(&record.unique_id()));
         let mut backoff = NoProgressBackoff::new(self.uploader.acknowledged());
         let mut last_error = None;
         loop {

@@ -26,7 +26,7 @@ struct InstanceJobs {
 }
 
 impl ReachabilityTracker {
-    /// Counts a job on the instance with this name until the returned value is dropped.
+    /// Counts a job on the instance with this unique ID until the returned value is dropped.
     pub(super) fn track_job(&self, instance: &str) -> ConnectionHealth {
         self.0.lock().entry(instance.to_owned()).or_default().all += 1;
         ConnectionHealth {

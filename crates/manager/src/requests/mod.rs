@@ -53,7 +53,9 @@ impl PollResult {
             Self::Empty { changed } => Outcome::Empty { changed: *changed },
             Self::Duplicate => Outcome::Duplicate,
             Self::Canceled | Self::Store(_) => Outcome::Canceled,
-            Self::Failed(ClientError::Forbidden { .. } | ClientError::Setup(_)) => Outcome::Refused,
+            Self::Failed(ClientError::Forbidden { .. } | ClientError::Setup(_) | ClientError::Request { .. }) => {
+                Outcome::Refused
+            }
             Self::Failed(ClientError::Transient { code, retry_after, .. }) => Outcome::Failed {
                 overloaded: code.is_some(),
                 rate_limited: *code == Some(429),

@@ -128,7 +128,7 @@ impl StateIndex {
         let Content::Job { payload } = self.content(row.job).map_err(unreadable)? else { return Err(misplaced()) };
         let state = match row.state.map(|span| self.content(span)).transpose().map_err(unreadable)? {
             None => JobState::received(),
-            Some(Content::State { state }) => state,
+            Some(Content::State { state }) => *state,
             Some(_) => return Err(misplaced()),
         };
         Ok(StoredJob { run: run.clone(), runner, payload: *payload, state, received_ms: row.received_ms })

@@ -61,5 +61,5 @@ pub(super) enum RecordHeader {
 pub(super) enum Content {
     Runner { settings: Box<RunnerSettings> },
     Job { payload: Box<JobPayload> },
-    State { state: JobState },
+    State { state: Box<JobState> },
 }

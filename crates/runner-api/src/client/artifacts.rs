@@ -68,7 +68,7 @@ impl Client {
         let part = part
             .file_name(filename.to_owned())
             .mime_str("application/octet-stream")
-            .map_err(|error| ClientError::Setup(error.to_string()))?;
+            .map_err(|error| ClientError::Request { call: CALL, message: error.to_string() })?;
         let parameters = [
             ("artifact_format", &query.artifact_format),
             ("artifact_type", &query.artifact_type),

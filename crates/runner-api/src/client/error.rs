@@ -67,9 +67,17 @@ pub enum ClientError {
         /// What is wrong with the response.
         message: String,
     },
-    /// The client or a request cannot be created.
+    /// The client cannot be created.
     #[error("invalid coordinator URL or TLS settings: {0}")]
     Setup(String),
+    /// The request cannot be created.
+    #[error("{call}: failed to create the request: {message}")]
+    Request {
+        /// Name of the call.
+        call: &'static str,
+        /// Reason.
+        message: String,
+    },
 }
 
 impl ClientError {
@@ -86,6 +94,7 @@ impl ClientError {
             | Self::Transient { message, .. }
             | Self::Rejected { message, .. }
             | Self::Protocol { message, .. }
+            | Self::Request { message, .. }
             | Self::Setup(message) => message,
             Self::Redirected { to, .. } => to.as_str(),
         }

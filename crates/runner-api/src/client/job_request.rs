@@ -43,7 +43,8 @@ impl Client {
     /// # Errors
     /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
-        let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
+        let body = serde_json::to_vec(request);
+        let body = body.map_err(|error| ClientError::Request { call: CALL, message: error.to_string() })?;
         let deadline = Instant::now() + JOB_REQUEST_TIMEOUT;
         let call = JobCall { body: body.into(), token: &request.token, progress, deadline };
         if self.grpc.is_on(Instant::now()) {

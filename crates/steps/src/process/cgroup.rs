@@ -160,13 +160,7 @@ const PROCS_FILE: &str = "cgroup.procs";
 
 /// Removes the empty cgroups of agents that no longer run.
 fn remove_dead_agents(parent: &Path) {
-    for path in children(parent) {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let numbers = name.strip_prefix(AGENT_PREFIX).and_then(|rest| rest.split_once('-'));
-        if !numbers.is_some_and(|(pid, number)| is_number(pid) && is_number(number)) {
-            continue;
-        }
+    for path in children(parent).into_iter().filter(|path| is_of_agent(path)) {
         if let Ok(directory) = File::open(&path)
             && directory.try_lock().is_ok()
         {
@@ -174,6 +168,22 @@ fn remove_dead_agents(parent: &Path) {
             Cgroup(path).remove();
         }
     }
+}
+
+/// Removes the cgroup of the dead agent to which the cgroup `job` belonged. The cgroup of a slot is kept.
+pub(super) fn remove_agent_cgroup_of(job: &Path) {
+    if let Some(parent) = job.parent().filter(|parent| is_of_agent(parent)) {
+        // The call fails while other jobs are in the cgroup.
+        let _ = fs::remove_dir(parent);
+    }
+}
+
+/// Returns whether the path of a cgroup has the name of an agent's cgroup.
+fn is_of_agent(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = name.strip_prefix(AGENT_PREFIX).and_then(|rest| rest.split_once('-'));
+    numbers.is_some_and(|(pid, number)| is_number(pid) && is_number(number))
 }
 
 /// Returns whether the opened directory is at `path`. If not, it was removed.
@@ -258,6 +268,17 @@ mod tests {
             remove_dead_agents(parent.path());
         }
         assert_eq!(left(), expected);
+    }
+
+    #[test]
+    fn cgroup_of_a_dead_agent_is_removed_but_that_of_a_slot_is_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        for (name, is_kept) in [("muster-agent-12-0", false), ("slot-0", true)] {
+            let path = parent.path().join(name);
+            fs::create_dir(&path).unwrap();
+            remove_agent_cgroup_of(&path.join("job-7"));
+            assert_eq!(path.exists(), is_kept, "{name}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, remove_agent_cgroup_of};
 use super::procfs::{self, Process};
 use super::sys::Watched;
 use super::usage::Usage;
@@ -192,10 +192,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
         {
             terminate_all(|| cgroup.members(), grace, || vec![cgroup.clone()]).await;
             cgroup.remove();
-            if let Some(parent) = path.parent() {
-                // This is the cgroup of the dead agent or of the slot. The call fails while other jobs are in it.
-                let _ = std::fs::remove_dir(parent);
-            }
+            remove_agent_cgroup_of(path);
         }
     }
     let leaders: HashSet<i32> = records

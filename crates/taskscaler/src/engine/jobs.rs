@@ -232,7 +232,7 @@ impl Engine {
     pub(super) fn claims_complete(&mut self, now: Now) {
         for key in self.leases.take_unclaimed() {
             let Some(index) = self.leases.remove(&mut self.inventory, now, &key) else { continue };
-            self.inventory.push_action(Action::Lost { key, reason: LossReason::MissingAfterRestart });
+            self.inventory.push_action(Action::Lost { key, reason: LossReason::Unclaimed });
             if self.config.jobs_are_isolated {
                 self.on_release(now, index);
             } else {

@@ -111,6 +111,21 @@ async fn c114_run_waits_until_the_server_listens() {
 }
 
 #[tokio::test]
+async fn job_without_start_approval_runs_on_an_agent_that_supports_it() {
+    let agent = Agent::start().await;
+    let socket = Socket(options(agent.dir.path()).socket);
+    let options = RunOptions {
+        is_remote: false,
+        require_start_approval: false,
+        only_with_start_approval: true,
+        was_sent: &AtomicBool::new(false),
+    };
+    let request = agent.script_request("1", "true", &[]);
+    let outcome = run_until_accepted(&socket, || Ok(request.clone()), options).await.unwrap();
+    assert_eq!(outcome, RunOutcome::Accepted { awaits_approval: false });
+}
+
+#[tokio::test]
 async fn c084_missing_directory_of_the_job_is_created() {
     let mut agent = Agent::start().await;
     let dir = agent.dir.path().join("missing/below");

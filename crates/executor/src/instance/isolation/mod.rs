@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_config::settings::IsolationSettings;
+use muster_fleeting::model::InstanceId;
 use muster_fleeting::nesting::{Nesting, NestingError, NestingTimeouts};
 use muster_job::error_chain;
 use muster_remote::{KnownHosts, Session};
@@ -50,8 +51,13 @@ impl From<DeployError> for VmError {
 /// Virtual machines of all jobs of a runner. Unused if the jobs run on the instances themselves.
 #[derive(Default)]
 pub(super) struct Isolation {
-    /// Machines that belong to jobs: ID of the instance, and ID of the machine.
+    /// Machines that belong to jobs: name of the instance, and ID of the machine.
     owned: Mutex<BTreeSet<(String, String)>>,
+    /// Machines of jobs from an earlier manager process: ID of the instance, and ID of the machine.
+    ///
+    /// The group of an instance may have been renamed since. Therefore such a machine counts as in use on the instances with this ID in all
+    /// groups, until the next start of the manager.
+    owned_before: Mutex<BTreeSet<(String, String)>>,
     /// Whether all machines of an earlier manager process are known.
     announced: watch::Sender<bool>,
     /// Number of machines that are being created or deleted.
@@ -67,7 +73,7 @@ impl Isolation {
     /// Records that the machine of a lease of an earlier manager process is in use.
     pub(super) fn track_lease(&self, record: &LeaseRecord) {
         if let Some(machine) = record.vm() {
-            self.track(&record.environment, &machine.id);
+            self.owned_before.lock().insert((record.environment.clone(), machine.id.clone()));
         }
     }
 
@@ -89,7 +95,15 @@ impl Isolation {
         self.owned.lock().remove(&(instance.to_owned(), machine.to_owned()));
     }
 
-    /// Prepares an instance: checks that its daemon answers, and deletes machines without jobs.
+    /// Returns whether a machine on the instance with this name and ID belongs to a job.
+    fn is_owned(&self, (instance, id): (&str, &InstanceId), machine: &str) -> bool {
+        let contains = |machines: &Mutex<BTreeSet<(String, String)>>, instance: &str| {
+            machines.lock().contains(&(instance.to_owned(), machine.to_owned()))
+        };
+        contains(&self.owned, instance) || contains(&self.owned_before, id.as_str())
+    }
+
+    /// Prepares the instance with this name and ID: checks that its daemon answers, and deletes machines without jobs.
     ///
     /// # Errors
     /// [`VmError`] if the instance is not ready.
@@ -97,7 +111,7 @@ impl Isolation {
         &self,
         settings: &IsolationSettings,
         dialer: &dyn Dial,
-        instance: &str,
+        instance: (&str, &InstanceId),
     ) -> Result<(), VmError> {
         let mut announced = self.announced.subscribe();
         // Cannot fail, because the sender is a field of `self`.
@@ -112,9 +126,9 @@ impl Isolation {
         &self,
         settings: &IsolationSettings,
         host: &Arc<dyn Session>,
-        instance: &str,
+        (instance, id): (&str, &InstanceId),
     ) -> Result<(), NestingError> {
-        let owned = |machine: &str| self.owned.lock().contains(&(instance.to_owned(), machine.to_owned()));
+        let owned = |machine: &str| self.is_owned((instance, id), machine);
         for (machine, removed) in connect_daemon(settings, host).await?.clear(owned).await? {
             let machine = machine.id;
             match removed {
@@ -226,5 +240,30 @@ impl VmOperationGuard {
 impl Drop for VmOperationGuard {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Locality, NestedVm, Slot, SlotKey};
+
+    #[test]
+    fn machines_of_instances_with_equal_ids_in_two_groups_are_distinguished() {
+        let (isolation, id) = (Isolation::default(), InstanceId::new("i-1"));
+        let is_owned = |group: &str, machine: &str| isolation.is_owned((&format!("{group}/i-1"), &id), machine);
+        isolation.track("a/i-1", "vm-1");
+        assert!(is_owned("a", "vm-1") && !is_owned("b", "vm-1"));
+        isolation.track("b/i-1", "vm-1");
+        isolation.untrack("b/i-1", "vm-1");
+        assert!(is_owned("a", "vm-1") && !is_owned("b", "vm-1"));
+
+        let key = SlotKey { runner: String::new(), project_id: 1 };
+        let mut record = LeaseRecord::remote("i-1", Slot { id: 0, project_slot: 0, key }, "key");
+        if let Locality::Remote { vm, .. } = &mut record.locality {
+            *vm = Some(NestedVm { id: "vm-2".to_owned(), address: String::new() });
+        }
+        isolation.track_lease(&record);
+        assert!(is_owned("a", "vm-2") && is_owned("renamed", "vm-2"));
     }
 }

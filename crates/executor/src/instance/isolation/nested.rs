@@ -33,8 +33,6 @@ const DELETE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Durati
 /// Virtual machine of one job on its instance.
 pub(in crate::instance) struct NestedMachine {
     isolation: Arc<Isolation>,
-    /// ID of the instance at its provider.
-    id: String,
     /// Name of the instance, unique among all groups.
     instance: String,
     machine: NestedVm,
@@ -114,7 +112,7 @@ impl NestedMachine {
         ];
         if let Some(stomped) = created.stomped {
             isolation.metrics.count(Operation::Stomp);
-            isolation.untrack(slot.instance().as_str(), &stomped);
+            isolation.untrack(instance, &stomped);
             tracing::warn!(instance, slot = number, machine = stomped, "orphaned virtual machine in the slot deleted");
             trace_lines.push(format!("Stomped nesting VM:  {stomped}"));
         }
@@ -148,11 +146,9 @@ impl NestedMachine {
         trace_lines: Vec<String>,
     ) -> Self {
         let isolation = &shared.isolation;
-        let id = slot.instance().as_str().to_owned();
-        let instance = shared.name(slot.group(), &id).as_str().to_owned();
-        isolation.track(&id, &machine.id);
+        let instance = shared.name(slot.group(), slot.instance().as_str()).as_str().to_owned();
+        isolation.track(&instance, &machine.id);
         Self {
-            id,
             remote_machine: shared.new_machine(&format!("{instance}/{}", machine.id)),
             isolation: Arc::clone(isolation),
             instance,
@@ -304,7 +300,7 @@ impl NestedMachine {
                     );
                 }
             }
-            self.isolation.untrack(&self.id, machine);
+            self.isolation.untrack(instance, machine);
             self.isolation.hosts.forget(&format!("{instance}/{machine}"));
             slot.finish_job();
         });

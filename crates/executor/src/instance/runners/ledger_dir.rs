@@ -53,8 +53,8 @@ pub(super) struct OrphanedLedger {
     pub(super) ledger: PathBuf,
     /// Name of its former runner, or the runner's key if the runner had no name. Without a readable owner file, the name of an instance group.
     pub(super) runner: String,
-    /// IDs of its instances.
-    pub(super) instances: Vec<String>,
+    /// IDs of its instances, or the reason why the ledger is unreadable.
+    pub(super) instances: Result<Vec<String>, String>,
 }
 
 /// Error from reading or writing a file in the directory of ledgers.
@@ -152,10 +152,10 @@ impl LedgerDir<'_> {
         Ok(None)
     }
 
-    /// Returns the ledgers that contain instances and belong to none of the runners in `keys`.
+    /// Returns the ledgers that contain instances or are unreadable, and belong to none of the runners in `keys`.
     ///
     /// # Errors
-    /// [`LedgerDirError`] if a ledger cannot be read.
+    /// [`LedgerDirError`] if the directory cannot be read.
     pub(super) fn orphans<'r>(
         &self,
         keys: impl Iterator<Item = &'r RunnerKey>,
@@ -164,19 +164,18 @@ impl LedgerDir<'_> {
         let configured: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
         let fleets = fleet::read_fleets(self.directory, now_unix_s)?;
         let orphans = fleets.into_iter().filter(|fleet| !configured.contains(&fleet.ledger)).map(|fleet| {
-            let status = fleet.report.status.map(|status| status.instances).unwrap_or_default();
+            let instances = match (fleet.report.status, fleet.report.unavailable_reason) {
+                (Some(status), _) => Ok(status.instances.into_iter().map(|instance| instance.id).collect()),
+                (None, reason) => Err(reason.unwrap_or_default()),
+            };
             let runner = match read_owner(&fleet.ledger) {
                 Some(owner) if !owner.name.is_empty() => owner.name,
                 Some(owner) => owner.key.to_string(),
                 None => fleet.report.runner,
             };
-            OrphanedLedger {
-                ledger: fleet.ledger,
-                runner,
-                instances: status.into_iter().map(|instance| instance.id).collect(),
-            }
+            OrphanedLedger { ledger: fleet.ledger, runner, instances }
         });
-        Ok(orphans.filter(|orphan| !orphan.instances.is_empty()).collect())
+        Ok(orphans.filter(|orphan| orphan.instances.as_ref().map_or(true, |known| !known.is_empty())).collect())
     }
 
     /// Deletes the owner file of a runner that was removed from the configuration, if its ledger was deleted.
@@ -315,8 +314,11 @@ mod tests {
         let ledger = ledgers.open_for(&old, &both).unwrap().ledger;
         write_ledger(&ledger, "i-1");
         assert!(!ledgers.open_for(&new, &both).unwrap().ledger.exists());
-        let orphan = OrphanedLedger { ledger, runner: "a".to_owned(), instances: vec!["i-1".to_owned()] };
-        assert_eq!(ledgers.orphans([&new.key].into_iter(), 9).unwrap(), [orphan]);
+        let orphan = OrphanedLedger { ledger, runner: "a".to_owned(), instances: Ok(vec!["i-1".to_owned()]) };
+        assert_eq!(ledgers.orphans([&new.key].into_iter(), 9).unwrap(), std::slice::from_ref(&orphan));
+        std::fs::write(&orphan.ledger, "{\"taskscaler_ledger\":99}\n").unwrap();
+        let error = ledgers.orphans([&new.key].into_iter(), 9).unwrap().remove(0).instances.unwrap_err();
+        assert!(error.contains(&orphan.ledger.display().to_string()), "{error}");
     }
 
     #[test]

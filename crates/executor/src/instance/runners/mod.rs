@@ -243,15 +243,22 @@ impl Inner {
         let ledgers = self.ledger_dir();
         ledgers.remove_stale_owners(state.configured.iter().chain(state.fleets.keys()));
         match ledgers.orphans(state.configured.iter(), unix_now()) {
-            Ok(orphans) => orphans.iter().for_each(|orphan| {
-                tracing::warn!(
+            Ok(orphans) => orphans.iter().for_each(|orphan| match &orphan.instances {
+                Ok(instances) => tracing::warn!(
                     runner = orphan.runner,
-                    instances = orphan.instances.join(", "),
+                    instances = instances.join(", "),
                     ledger = %orphan.ledger.display(),
                     "instances belong to a runner that was removed from the configuration while the manager did not run; no manager \
                      uses or deletes them, and they may cost money. Add the runner again and remove it while the manager \
                      runs, or delete the instances at the provider and then the ledger"
-                );
+                ),
+                Err(error) => tracing::error!(
+                    runner = orphan.runner,
+                    ledger = %orphan.ledger.display(),
+                    error,
+                    "failed to read the ledger of a runner that was removed from the configuration, so its instances are unknown and may \
+                     cost money; delete them at the provider and then the ledger"
+                ),
             }),
             Err(error) => tracing::error!(error = error_chain(&error), "failed to read the ledgers of earlier fleets"),
         }
@@ -264,7 +271,14 @@ pub fn log_remaining_instances(directory: &Path) {
         return;
     }
     match (LedgerDir { directory }).orphans(std::iter::empty(), unix_now()) {
-        Ok(fleets) => fleets.iter().for_each(|fleet| log_remaining(&fleet.runner, &fleet.instances, NEXT_START_HINT)),
+        Ok(fleets) => fleets.iter().for_each(|fleet| match &fleet.instances {
+            Ok(instances) => log_remaining(&fleet.runner, instances, NEXT_START_HINT),
+            Err(error) => tracing::error!(
+                runner = fleet.runner,
+                error,
+                "failed to read a ledger, so the remaining instances of its runner are unknown"
+            ),
+        }),
         Err(error) => {
             tracing::error!(
                 error = error_chain(&error),

@@ -125,7 +125,9 @@ pub enum DebugError {
     #[error("the job is not in this pause; wait for its next pause")]
     NotPaused,
     /// Another request already waits until the running command has ended.
-    #[error("another command is running in this pause; wait until it has ended")]
+    #[error(
+        "another request already waits for the command that is running in this pause; wait until the command has ended"
+    )]
     Busy,
     /// The breakpoint is not set.
     #[error("there is no such breakpoint")]

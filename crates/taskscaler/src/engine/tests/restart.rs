@@ -68,6 +68,19 @@ fn only_an_instance_that_was_not_found_after_the_restart_is_reported_as_lost_by_
 }
 
 #[test]
+fn unclaimed_lease_is_not_reported_as_lost_with_its_instance() {
+    let config = config(2, 1);
+    let mut fixture = Fixture::new(config.clone());
+    fixture.acquire("1");
+    fixture.seconds(31);
+    let mut fixture = restarted(fixture, config);
+    fixture.handle(Event::ClaimsComplete);
+    let is_unclaimed = |action: &Action| matches!(action, Action::Lost { key: lost, reason: LossReason::Unclaimed } if *lost == key("1"));
+    assert_eq!(fixture.count(is_unclaimed), 1);
+    assert_eq!(fixture.count(|action| matches!(action, Action::Lost { .. })), 1);
+}
+
+#[test]
 fn renamed_group_keeps_instances_and_leases() {
     let config = config(2, 1);
     let mut fixture = Fixture::new(config.clone());
