@@ -37,9 +37,9 @@ const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
 /// Maximum time for which deleting old workspaces may delay the end of the agent.
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum time for which removing prepared containers may delay the end of the agent. A busy engine needs seconds for each container.
-const PREPARED_TIMEOUT: Duration = Duration::from_secs(15);
+const PREPARED_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than [`PREPARED_TIMEOUT`].
-const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(20);
+const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(14);
 /// Maximum time for which a copy of the lock may outlive an agent that was killed.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between attempts to lock the spool.

@@ -107,8 +107,9 @@ impl RunnerService for Coordinator {
         let max_bytes = self.options.limits.trace_bytes;
         let appended = self.blobs.append_trace(job, start, bytes, max_bytes).await.inspect_err(|error| {
             if let BlobError::Full { .. } = error {
-                self.is_trace_full.store(true, Ordering::Relaxed);
                 let _ = self.events.send(Event::StorageProblem(Some(error.to_string())));
+                // After the event: a recovery that is reported now follows it.
+                self.is_trace_full.store(true, Ordering::Relaxed);
             }
         })?;
         match appended {
@@ -116,9 +117,12 @@ impl RunnerService for Coordinator {
                 if has_bytes {
                     // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
-                    if self.is_trace_full.swap(false, Ordering::Relaxed) {
-                        // At shutdown, the command has no receiver.
-                        let _ = self.commands.send(Command::TraceRecovered).await;
+                    // At shutdown, the command has no receiver. A canceled call changes nothing.
+                    if self.is_trace_full.load(Ordering::Relaxed)
+                        && let Ok(permit) = self.commands.reserve().await
+                        && self.is_trace_full.swap(false, Ordering::Relaxed)
+                    {
+                        permit.send(Command::TraceRecovered);
                     }
                 }
                 Ok(TraceAnswer { accepted: true, size, status, update_interval })

@@ -91,6 +91,8 @@ impl Registry {
         let is_partial = response.status() == StatusCode::PARTIAL_CONTENT;
         match if is_partial { first_byte(response.headers()) } else { Some(0) } {
             Some(first) if first == part.length => {}
+            // Without a requested range, the digest decides whether this is the whole blob.
+            None if part.length == 0 => {}
             // The registry ignores ranges and sends the whole blob.
             Some(0) => *part = Part::default(),
             _ => {

@@ -172,10 +172,17 @@ pub(super) fn move_to_trash(directory: &Path) -> std::io::Result<Option<tempfile
     }
 }
 
-/// Moves a version's directory back from its temporary directory.
+/// Moves a version's directory back from its temporary directory. After a failure, the temporary directory remains until the next
+/// installation or removal.
 pub(super) fn restore_from_trash(trash: tempfile::TempDir, directory: &Path) {
     if let Err(error) = std::fs::rename(trash.path().join(TRASHED), directory) {
-        tracing::warn!(path = %directory.display(), %error, "failed to restore the installed version of a plugin");
+        let kept = trash.keep().join(TRASHED);
+        tracing::error!(
+            path = %directory.display(),
+            kept = %kept.display(),
+            %error,
+            "failed to restore the installed version of a plugin; move the kept directory to the path, or install the version again"
+        );
     }
 }
 

@@ -15,6 +15,8 @@ use crate::suggest::did_you_mean;
 
 /// Maximum number of cycles to report. Each report lists all keys of its cycle.
 const MAX_CYCLES: usize = 100;
+/// Maximum number of keys that the error for a cycle lists.
+const MAX_CYCLE_KEYS: usize = 20;
 
 /// State of a key with `extends`.
 struct Child {
@@ -203,16 +205,20 @@ fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics:
     }
 }
 
-/// Creates the error for a cycle. `path` contains the `extends` entries along the cycle.
+/// Creates the error for a cycle. `path` contains the `extends` entries along the cycle. The middle of a long cycle is left out.
 fn cycle(path: &[&Parent]) -> Diagnostic {
     let closing = path.last().map_or("", |parent| parent.name.as_str());
     let mut names: Vec<&str> = vec![closing];
-    names.extend(path.iter().map(|parent| parent.name.as_str()));
+    let (begin, end) = path.split_at(path.len().min(MAX_CYCLE_KEYS));
+    names.extend(begin.iter().map(|parent| parent.name.as_str()));
+    if !end.is_empty() {
+        names.extend(["...", closing]);
+    }
     let problem = Diagnostic::error(
         path.first().map(|parent| parent.named_at),
         format!("{closing}: circular dependency detected in `extends`: {}", names.join(" -> ")),
     );
-    path.iter().skip(1).fold(problem, |problem, parent| {
+    begin.iter().skip(1).fold(problem, |problem, parent| {
         problem.related(parent.named_at, format!("`{}` is extended here", parent.name))
     })
 }
