@@ -68,7 +68,7 @@ async fn next_group_is_used_when_plugin_of_the_first_does_not_start() {
     assert_eq!(instance_count(&harness, "works"), 2, "{}", harness.log());
     let explanation = explain_group(&harness, "works");
     assert!(
-        explanation.contains("skipped group broken: ") && explanation.contains("invalid-value"),
+        explanation.contains("skipped group broken: ") && explanation.contains("isolation: expected one of"),
         "{explanation}\n{}",
         harness.log()
     );
