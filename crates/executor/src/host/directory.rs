@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Creates a temporary directory with one subdirectory that root owns and one that `nobody` owns. Also returns `nobody` as an [`Owner`].
+    /// Creates a temporary directory with two subdirectories. Root owns one of them, and the returned owner, `nobody`, the other.
     ///
     /// Returns `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {

@@ -166,7 +166,7 @@ impl LedgerDir<'_> {
         let orphans = fleets.into_iter().filter(|fleet| !configured.contains(&fleet.ledger)).map(|fleet| {
             let instances = match (fleet.report.status, fleet.report.unavailable_reason) {
                 (Some(status), _) => Ok(status.instances.into_iter().map(|instance| instance.id).collect()),
-                (None, reason) => Err(reason.unwrap_or_default()),
+                (None, reason) => Err(reason.unwrap_or_else(|| "it is incomplete".to_owned())),
             };
             let runner = match read_owner(&fleet.ledger) {
                 Some(owner) if !owner.name.is_empty() => owner.name,
